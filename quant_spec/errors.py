@@ -1,0 +1,158 @@
+"""Errors that say where (JSON path or layer name), what was found, what is allowed, and the nearest match."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+_SHOWN_VALUE_LENGTH = 120
+_LISTED_CHOICES = 24
+
+
+class QuantSpecError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+
+def shown(value: object) -> str:
+    """Return a short printable form of `value` for an error line (JSON-like, control characters escaped)."""
+    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
+    text = repr(value) if text is None else text
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _SHOWN_VALUE_LENGTH else f"{text[:_SHOWN_VALUE_LENGTH]}… ({len(text)} characters)"
+
+
+def nearest(value: object, choices: Iterable[str]) -> str | None:
+    """Return the member of `choices` that looks most like `value`, or None if nothing comes near."""
+    if not isinstance(value, str) or len(value) > _SHOWN_VALUE_LENGTH:
+        return None
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(value.strip().lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def join_path(path: str, key: str | int) -> str:
+    """Return the JSON path of member `key` (an object's key or a list's index) of the value at `path`.
+
+    >>> join_path("$", "layer_quant_config")
+    '$.layer_quant_config'
+    >>> join_path("$.layer_quant_config", "*.mlp.*")
+    "$.layer_quant_config['*.mlp.*']"
+    >>> join_path("$.exclude_layer", 2)
+    '$.exclude_layer[2]'
+    """
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    return f"{path}.{key}" if key.isidentifier() else f"{path}[{shown(key)}]"
+
+
+@attrs.frozen
+class Defect:
+    """One thing wrong with a document.
+
+    Attributes:
+        path: JSON path of the value (`$` is the document).
+        problem: what is wrong, in a few words, without path and without the allowed values.
+        value: what was found there.
+        expected: the allowed values or types, in words a reader can type.
+        hint: the nearest match, or any other advice; empty if there is none.
+    """
+
+    path: str
+    problem: str
+    value: object = None
+    expected: tuple[str, ...] = ()
+    hint: str = ""
+
+    def __str__(self) -> str:
+        """Return the defect as one line."""
+        line = f"{self.path}: {self.problem}"
+        if self.expected:
+            listed = self.expected[:_LISTED_CHOICES]
+            more = len(self.expected) - len(listed)
+            line += f"; allowed: {', '.join(listed)}" + (f" and {more} more" if more else "")
+        return f"{line}; {self.hint}" if self.hint else line
+
+
+def unknown(path: str, what: str, value: object, choices: Iterable[str]) -> Defect:
+    """Return the defect 'unknown WHAT VALUE' with the choices and the nearest of them.
+
+    >>> print(unknown("$.global_quant_config", "format", "mxfp5", ["mxfp4", "ptpc_fp8"]))
+    $.global_quant_config: unknown format 'mxfp5'; allowed: mxfp4, ptpc_fp8; did you mean 'mxfp4'?
+    """
+    known = tuple(choices)
+    near = nearest(value, known)
+    hint = f"did you mean {near!r}?" if near else ""
+    return Defect(path, f"unknown {what} {shown(value)}", value, known, hint)
+
+
+def wrong_type(path: str, value: object, *expected: str) -> Defect:
+    """Return the defect 'expected …, found …' for a value of the wrong JSON type."""
+    return Defect(path, f"expected {' or '.join(expected)}, found {json_type(value)} {shown(value)}", value)
+
+
+def json_type(value: object) -> str:
+    """Return the JSON name of the type of `value` (`object`, `list`, `string`, `boolean`, `number`, `null`)."""
+    if value is None:
+        return "null"
+    for types, name in (
+        (bool, "boolean"),
+        ((int, float), "number"),
+        (str, "string"),
+        (dict, "object"),
+        ((list, tuple), "list"),
+    ):
+        if isinstance(value, types):
+            return name
+    return type(value).__name__
+
+
+class ConfigError(QuantSpecError, ValueError):
+    """A document was refused. Carries every defect found in it, not only the first.
+
+    Attributes:
+        defects: what is wrong, in document order.
+        path, value, expected, hint: those of the first defect.
+    """
+
+    def __init__(self, defects: Defect | Sequence[Defect]) -> None:
+        """Take one defect or several."""
+        self.defects: tuple[Defect, ...] = (defects,) if isinstance(defects, Defect) else tuple(defects)
+        super().__init__("\n".join(map(str, self.defects)))
+
+    @property
+    def path(self) -> str:
+        """JSON path of the first defect."""
+        return self.defects[0].path
+
+    @property
+    def value(self) -> object:
+        """Value found at the first defect."""
+        return self.defects[0].value
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """Values allowed at the first defect."""
+        return self.defects[0].expected
+
+    @property
+    def hint(self) -> str:
+        """Advice of the first defect."""
+        return self.defects[0].hint
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Defect, ...]]]:
+        """Pickle by defects: an error may cross a process boundary."""
+        return type(self), (self.defects,)
+
+
+class ResolveError(QuantSpecError, ValueError):
+    """A module's format cannot be resolved: empty name, disagreeing shards or experts, a refused activation."""
+
+
+class PlanError(QuantSpecError, ValueError):
+    """A request cannot be carried out over a model: nothing would change, or a kept layer cannot run."""
+
+
+class LoadError(QuantSpecError, ValueError):
+    """A tensor is missing, unexpected, of the wrong shape, or holds NaN or Inf."""
