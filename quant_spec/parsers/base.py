@@ -1,0 +1,149 @@
+"""What a parser is, what it returns, and the registry by `quant_method`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
+
+import attrs
+
+from quant_spec.errors import ConfigError, Defect, QuantSpecError, nearest, shown
+from quant_spec.layer_config import LayerQuantConfig
+from quant_spec.patterns import Pattern
+from quant_spec.quant_key import QuantKey
+
+ENTRY_POINT_GROUP: Final = "quant_spec.parsers"
+
+PatternSpecs: TypeAlias = "tuple[tuple[Pattern, LayerQuantConfig], ...]"
+
+
+@attrs.frozen
+class ModelFacts:
+    """What the parser of a checkpoint's document may ask of the model's config.json.
+
+    Attributes:
+        model_type: as in config.json, or None.
+        torch_dtype: dtype of unquantized weights (`bfloat16` if config.json does not say).
+        expert_dtype: DeepSeek-V4 says the format of its experts outside the quantization object.
+        config_file: file in which the object was found (`hf_quant_config.json` for modelopt's sibling layout).
+    """
+
+    model_type: str | None = None
+    torch_dtype: str = "bfloat16"
+    expert_dtype: str | None = None
+    config_file: str = "config.json"
+
+
+@attrs.frozen
+class ParsedQuantConfig:
+    """The typed contract that every parser returns.
+
+    Attributes:
+        quant_method: the method that the document names.
+        global_spec: format of a linear module that no entry names.
+        layer_pattern_specs: per-layer entries with their formats, in order of precedence: the first that covers wins.
+        exclude_layers: modules left alone (a checkpoint: stored unquantized; a request: kept at source).
+        class_specs: formats by module class, after the patterns; they count as the document's global.
+        kv_cache: format of the KV cache, or None.
+        tensor_names: last parts of the names of the tensors that a quantized layer stores.
+    """
+
+    quant_method: str | None
+    global_spec: LayerQuantConfig = LayerQuantConfig()
+    layer_pattern_specs: PatternSpecs = ()
+    exclude_layers: tuple[Pattern, ...] = ()
+    class_specs: PatternSpecs = ()
+    kv_cache: QuantKey | None = None
+    tensor_names: tuple[str, ...] = ("weight",)
+
+
+class QuantParser(Protocol):
+    """Reads the quantization object of one family of documents.
+
+    Attributes:
+        convertible: True if an online request over a checkpoint of this method can convert its weights.
+    """
+
+    convertible: ClassVar[bool]
+
+    def parse(self, document: Mapping[str, object], facts: ModelFacts) -> ParsedQuantConfig:
+        """Return the parsed document.
+
+        Raises:
+            ConfigError: with every defect of the document.
+        """
+        ...
+
+
+ParserClass = TypeVar("ParserClass", bound="Callable[[], QuantParser]")
+
+
+class ParserRegistry:
+    """The parsers by `quant_method`. Third parties register by decorator or by entry point."""
+
+    def __init__(self) -> None:
+        """Start empty; entry points are read on the first unknown method."""
+        self._parsers: dict[str, QuantParser] = {}
+        self._loaded_plugins = False
+
+    def register(self, methods: tuple[str, ...], parser: QuantParser) -> None:
+        """Add a parser under each of `methods`.
+
+        Raises:
+            QuantSpecError: one of them has a parser already.
+        """
+        for method in methods:
+            if method in self._parsers and type(self._parsers[method]) is not type(parser):
+                message = f"quant_method {method!r} already has the parser {type(self._parsers[method]).__name__}"
+                raise QuantSpecError(message)
+        self._parsers.update(dict.fromkeys(methods, parser))
+
+    def unregister(self, method: str) -> None:
+        """Forget the parser of a method (for tests that define one)."""
+        del self._parsers[method]
+
+    def _load_plugins(self) -> None:
+        if not self._loaded_plugins:
+            self._loaded_plugins = True
+            for entry in entry_points(group=ENTRY_POINT_GROUP):
+                entry.load()
+
+    def find(self, method: str) -> QuantParser | None:
+        """Return the parser of `method`, or None."""
+        if method not in self._parsers:
+            self._load_plugins()
+        return self._parsers.get(method)
+
+    def methods(self) -> tuple[str, ...]:
+        """Return the known methods in order of name."""
+        self._load_plugins()
+        return tuple(sorted(self._parsers))
+
+
+PARSERS: Final = ParserRegistry()
+
+
+def register_quant_parser(*methods: str) -> Callable[[ParserClass], ParserClass]:
+    """Register the decorated parser class under the given `quant_method` words."""
+
+    def decorate(parser_class: ParserClass) -> ParserClass:
+        PARSERS.register(methods, parser_class())
+        return parser_class
+
+    return decorate
+
+
+def get_parser(method: str) -> QuantParser:
+    """Return the parser of `quant_method` `method`.
+
+    Raises:
+        ConfigError: no parser is registered under that word; lists the methods and the nearest.
+    """
+    parser = PARSERS.find(method)
+    if parser is None:
+        known = PARSERS.methods()
+        near = nearest(method, known)
+        hint = f"did you mean {near!r}?" if near else ""
+        raise ConfigError(Defect("$.quant_method", f"unsupported quant_method {shown(method)}", method, known, hint))
+    return parser
