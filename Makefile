@@ -1,0 +1,76 @@
+# `make demo` and `make test` do everything from a fresh clone: each first runs `make setup`.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The version the project is tested with. A plain `pip install torch` takes whatever build the
+# index prefers; for the CPU build from PyTorch's own index:
+#   make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+EXTRAS ?= demo,dev,docs
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TOOLS := $(VENV)/.stamp-tools
+INSTALLED := $(VENV)/.stamp-installed
+NATIVE := $(wildcard setup.py) $(shell find quant_kernels/csrc -type f \
+	\( -name '*.h' -o -name '*.cu' -o -name '*.cpp' \) 2>/dev/null)
+
+.PHONY: help setup test demo format lint types docs bench wheel ci clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(INSTALLED) ## create .venv, install everything, build the kernels (does nothing when up to date)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: no later package may choose another one. Then what the build itself needs, because
+# the kernels are compiled against this very torch and not in an isolated environment.
+$(TOOLS): Makefile | $(BIN)/python
+	$(PIP) install $(TORCH)
+	$(PIP) install --prefer-binary "setuptools>=77" wheel ninja packaging numpy
+	@touch $@
+
+$(INSTALLED): $(TOOLS) pyproject.toml $(NATIVE)
+	$(PIP) install --prefer-binary --no-build-isolation --editable ".[$(EXTRAS)]"
+	@touch $@
+
+test: setup ## run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: setup ## quantize a real language model and measure it (see docs/tutorial)
+	$(BIN)/python docs/tutorial/demo
+
+format: setup ## format the code and apply the safe fixes
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+lint: setup ## check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup ## check the types
+	$(BIN)/mypy
+	cd docs/tutorial/demo && $(abspath $(BIN))/mypy --config-file ../../../pyproject.toml \
+		__main__.py
+
+docs: setup ## build the documentation into docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html
+
+bench: setup ## run the benchmarks, which print ratios
+	@for file in tests/benchmarks/bench_*.py; do \
+		echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+wheel: setup ## build the wheel into dist/ and check what it holds
+	rm -rf dist
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	$(BIN)/python tests/packaging/check_wheel.py dist
+
+ci: ## what continuous integration runs
+	.ci/run
+
+clean: ## remove everything built, but not .venv
+	rm -rf build dist docs/_build .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	find quant_kernels -name '*.so' -delete
