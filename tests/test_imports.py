@@ -126,9 +126,7 @@ def test_module_is_short(name: str) -> None:
     assert lines <= MAX_LINES, f"{ALL_MODULES[name]} has {lines} lines; {MAX_LINES} are allowed"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in ALL_MODULES.values() if p.name == "__init__.py"], ids=str
-)
+@pytest.mark.parametrize("path", [p for p in ALL_MODULES.values() if p.name == "__init__.py"], ids=str)
 def test_init_holds_imports_alone(path: Path) -> None:
     tree = ast.parse(path.read_text("utf-8"))
     for node in tree.body:
@@ -153,9 +151,7 @@ def loaded_after(statement: str, name: str) -> bool:
     return result.stdout.strip().endswith("True")
 
 
-@pytest.mark.parametrize(
-    "statement", ["import quant_spec", "import quant_kernels", "import quant_kernels.cli"]
-)
+@pytest.mark.parametrize("statement", ["import quant_spec", "import quant_kernels", "import quant_kernels.cli"])
 def test_import_is_lean(statement: str) -> None:
     assert not loaded_after(statement, "torch")
 

@@ -52,9 +52,7 @@ def perplexity(model: PreTrainedModel, tokens: torch.Tensor, window: int = WINDO
 
 
 @torch.inference_mode()
-def continuation(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, length: int = 24
-) -> str:
+def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, length: int = 24) -> str:
     """What the model answers to `prompt`, decoded greedily.
 
     Args:

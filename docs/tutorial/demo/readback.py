@@ -10,17 +10,19 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
-from quant_kernels import QuantizedTensor, dequantize
-from quant_spec import QuantizationConfig
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from quant_kernels import QuantizedTensor, dequantize
+from quant_spec import QuantizationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quant_spec import QuantKey
     from transformers import PreTrainedModel
+
+    from quant_spec import QuantKey
 
 SCALE = "_scale"
 
