@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
+import enum
 import fnmatch
 import functools
 import re
+from typing import TypeAlias
+
+
+class Wild(enum.Enum):
+    """The two wildcards without a set."""
+
+    ONE = "?"
+    MANY = "*"
 
 
 @functools.lru_cache(maxsize=65_536)
 def compile_glob(text: str) -> re.Pattern[str]:
     """Return the regular expression of a glob. Compiled once: `fnmatch` itself remembers 256 on Python 3.10."""
     return re.compile(fnmatch.translate(text))
+
+
+GlobToken: TypeAlias = "str | Wild | re.Pattern[str]"
+"""A character, a wildcard, or the expression of one `[...]`."""
+
+
+def _bracket_end(text: str, start: int) -> int:
+    """Return the index of the `]` that closes the `[` at `start`, or -1: `fnmatch`'s rule."""
+    index = start + 1
+    if text[index : index + 1] == "!":
+        index += 1
+    if text[index : index + 1] == "]":
+        index += 1
+    return text.find("]", index)
+
+
+def glob_tokens(text: str) -> list[GlobToken]:
+    """Return the glob as tokens that each take one character, and `Wild.MANY` for runs of `*`.
+
+    >>> glob_tokens("a*?")
+    ['a', <Wild.MANY: '*'>, <Wild.ONE: '?'>]
+    """
+    tokens: list[GlobToken] = []
+    index = 0
+    while index < len(text):
+        character = text[index]
+        end = _bracket_end(text, index) if character == "[" else -1
+        if end >= 0:
+            tokens.append(compile_glob(text[index : end + 1]))
+            index = end
+        elif character == "*":
+            if not tokens or tokens[-1] is not Wild.MANY:
+                tokens.append(Wild.MANY)
+        else:
+            tokens.append(Wild.ONE if character == "?" else character)
+        index += 1
+    return tokens

@@ -1,0 +1,272 @@
+"""One automaton for all globs and `re:` expressions of a config, built once, its states found as names come.
+
+Nodes form a nondeterministic automaton over characters. Sets of nodes are interned and remember where each character
+leads, so that the names of a model, which share nearly all their structure, cost a few dictionary look-ups each. Time is linear in
+the name and the number of live nodes whatever the expression: nothing backtracks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from quant_spec.globs import Wild, glob_tokens
+from quant_spec.regexes import Item, Regex, children, constants
+
+_MAX_STATES: Final = 200_000
+"""Interned sets of nodes; beyond it they are forgotten and found anew."""
+
+
+class NodeSet:
+    """An interned set of live nodes, and where each character leads from it.
+
+    Attributes:
+        nodes: the live nodes, closed over empty moves.
+        globs: entries whose glob ends here.
+        regexes: entries whose expression has matched a prefix, or matches if the name ends here.
+        step: character -> next set, filled as names come.
+    """
+
+    __slots__ = ("globs", "nodes", "regexes", "step")
+
+    def __init__(self, nodes: frozenset[int], globs: frozenset[int], regexes: frozenset[int]) -> None:
+        """Take the live nodes and the entries that end in them."""
+        self.nodes = nodes
+        self.globs = globs
+        self.regexes = regexes
+        self.step: dict[str, NodeSet] = {}
+
+
+class Automaton:
+    """Nodes and moves; `start` is the set before the first character."""
+
+    def __init__(self) -> None:
+        """Start with one node that accepts nothing."""
+        self._moves: list[dict[str, list[int]]] = []
+        self._tests: list[list[tuple[Callable[[str], object], int]]] = []
+        self._loops: list[bool] = []
+        self._empty: list[list[int]] = []
+        self._at_start: list[list[int]] = []
+        self._at_end: list[list[int]] = []
+        self._glob_ends: dict[int, list[int]] = {}
+        self._regex_ends: dict[int, list[int]] = {}
+        self._shared: dict[tuple[int, str], int] = {}
+        self._sets: dict[frozenset[int], NodeSet] = {}
+        self._start: NodeSet | None = None
+        self._root = self._node()
+
+    def _node(self, *, loop: bool = False) -> int:
+        self._moves.append({})
+        self._tests.append([])
+        self._loops.append(loop)
+        self._empty.append([])
+        self._at_start.append([])
+        self._at_end.append([])
+        return len(self._moves) - 1
+
+    # -- building ---------------------------------------------------------------------------------------------------
+
+    def add_glob(self, text: str, entry: int) -> None:
+        """Add a glob; it ends for `entry` where the whole text has been consumed."""
+        node = self._root
+        for token in glob_tokens(text):
+            key = (node, f"glob {token!r}")
+            if key not in self._shared:
+                self._shared[key] = self._glob_move(node, token)
+            node = self._shared[key]
+        self._glob_ends.setdefault(node, []).append(entry)
+
+    def _glob_move(self, node: int, token: str | Wild | re.Pattern[str]) -> int:
+        target = self._node(loop=token is Wild.MANY)
+        if token is Wild.MANY:
+            self._empty[node].append(target)
+        elif token is Wild.ONE:
+            self._tests[node].append((_any_character, target))
+        elif isinstance(token, str):
+            self._moves[node].setdefault(token, []).append(target)
+        else:
+            self._tests[node].append((token.match, target))
+        return target
+
+    def add_regex(self, regex: Regex, entry: int) -> None:
+        """Add an expression that `regexes.py` found linear; a prefix that matches is enough, and stays matched."""
+        node = self._sequence(regex.items, self._root, share=True)
+        key = (node, "matched")
+        if key not in self._shared:
+            self._shared[key] = self._node(loop=True)
+            self._empty[node].append(self._shared[key])
+        self._regex_ends.setdefault(self._shared[key], []).append(entry)
+
+    def _sequence(self, items: Iterable[Item], node: int, *, share: bool = False) -> int:
+        for item in items:
+            key = (node, f"regex {item!r}")
+            if not share:
+                node = self._item(item, node)
+            else:
+                if key not in self._shared:
+                    self._shared[key] = self._item(item, node)
+                node = self._shared[key]
+        return node
+
+    def _item(self, item: Item, node: int) -> int:
+        operation, argument = item
+        if operation is constants.LITERAL:
+            target = self._node()
+            self._moves[node].setdefault(chr(int(str(argument))), []).append(target)
+        elif operation in {constants.NOT_LITERAL, constants.IN, constants.ANY}:
+            target = self._node()
+            self._tests[node].append((_character_test(item), target))
+        elif operation is constants.AT:
+            target = self._node()
+            at_start = argument in {constants.AT_BEGINNING, constants.AT_BEGINNING_STRING}
+            (self._at_start if at_start else self._at_end)[node].append(target)
+        else:
+            assert isinstance(argument, tuple)  # noqa: S101  (shape of the parse tree)
+            target = self._compound(operation, argument, node)
+        return target
+
+    def _compound(self, operation: object, argument: tuple[object, ...], node: int) -> int:
+        inner = argument[-1]
+        if operation is constants.BRANCH:
+            target = self._node()
+            for branch in inner if isinstance(inner, list) else []:
+                first = self._node()
+                self._empty[node].append(first)
+                self._empty[self._sequence(branch, first)].append(target)
+            return target
+        (body,) = children(inner)
+        if operation is constants.SUBPATTERN:
+            return self._sequence(body, node)
+        return self._repeat(int(str(argument[0])), argument[1], body, node)
+
+    def _repeat(self, least: int, most: object, body: tuple[Item, ...], node: int) -> int:
+        for _ in range(least):
+            node = self._sequence(body, node)
+        if most is constants.MAXREPEAT:
+            if body == ((constants.ANY, None),):
+                target = self._node(loop=True)
+                self._empty[node].append(target)
+                return target
+            again = self._node()
+            self._empty[node].append(again)
+            self._empty[self._sequence(body, again)].append(again)
+            target = self._node()
+            self._empty[again].append(target)
+            return target
+        target = self._node()
+        self._empty[node].append(target)
+        for _ in range(int(str(most)) - least):
+            node = self._sequence(body, node)
+            self._empty[node].append(target)
+        return target
+
+    @property
+    def regex_entries(self) -> frozenset[int]:
+        """Entries that were added as expressions."""
+        return frozenset(entry for entries in self._regex_ends.values() for entry in entries)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def _closure(self, nodes: Iterable[int], *conditional: list[list[int]]) -> frozenset[int]:
+        found = set(nodes)
+        todo = list(found)
+        while todo:
+            node = todo.pop()
+            for table in (self._empty, *conditional):
+                for target in table[node]:
+                    if target not in found:
+                        found.add(target)
+                        todo.append(target)
+        return frozenset(found)
+
+    def _intern(self, nodes: frozenset[int]) -> NodeSet:
+        known = self._sets.get(nodes)
+        if known is not None:
+            return known
+        if len(self._sets) >= _MAX_STATES:
+            self._sets.clear()
+            self._start = None
+        # An empty name is never asked for, so `^` counts at the start alone.
+        at_end = self._closure(nodes, self._at_end) if any(self._at_end[node] for node in nodes) else nodes
+        found = NodeSet(nodes, _entries(nodes, self._glob_ends), _entries(at_end, self._regex_ends))
+        self._sets[nodes] = found
+        return found
+
+    @property
+    def start(self) -> NodeSet:
+        """The set before the first character of a name."""
+        if self._start is None:
+            self._start = self._intern(self._closure({self._root}, self._at_start))
+        return self._start
+
+    def advance(self, state: NodeSet, text: str) -> NodeSet:
+        """Return the set after the characters of `text`."""
+        for character in text:
+            known = state.step.get(character)
+            if known is None:
+                known = self._intern(self._closure(self._moved(state.nodes, character)))
+                state.step[character] = known
+            state = known
+        return state
+
+    def _moved(self, nodes: frozenset[int], character: str) -> set[int]:
+        moved: set[int] = set()
+        moves, tests, loops = self._moves, self._tests, self._loops
+        for node in nodes:
+            targets = moves[node].get(character)
+            if targets:
+                moved.update(targets)
+            for test, target in tests[node]:
+                if test(character):
+                    moved.add(target)
+            if loops[node]:
+                moved.add(node)
+        return moved
+
+
+def _entries(nodes: frozenset[int], ends: dict[int, list[int]]) -> frozenset[int]:
+    return frozenset(entry for node in nodes if node in ends for entry in ends[node])
+
+
+def _any_character(_: str) -> bool:
+    return True
+
+
+def _character_test(item: Item) -> Callable[[str], object]:
+    """Return a test of one character for `.`, `[^x]` or a set, run by `re` itself."""
+    operation, argument = item
+    if operation is constants.ANY:
+        return _any_character
+    if operation is constants.NOT_LITERAL:
+        unwanted = chr(int(str(argument)))
+        return lambda character: character != unwanted
+    return _set_test(argument)
+
+
+def _set_test(members: object) -> Callable[[str], object]:
+    assert isinstance(members, list)  # noqa: S101  (shape of the parse tree)
+    negated = any(operation is constants.NEGATE for operation, _ in members)
+    inside = "".join(_set_member(operation, value) for operation, value in members)
+    return re.compile(f"[{'^' if negated else ''}{inside}]", re.DOTALL).match
+
+
+_CATEGORIES: Final = {
+    constants.CATEGORY_DIGIT: r"\d",
+    constants.CATEGORY_NOT_DIGIT: r"\D",
+    constants.CATEGORY_SPACE: r"\s",
+    constants.CATEGORY_NOT_SPACE: r"\S",
+    constants.CATEGORY_WORD: r"\w",
+    constants.CATEGORY_NOT_WORD: r"\W",
+}
+
+
+def _set_member(operation: object, value: object) -> str:
+    if operation is constants.NEGATE:
+        return ""
+    if operation is constants.LITERAL:
+        return re.escape(chr(int(str(value))))
+    if operation is constants.RANGE:
+        assert isinstance(value, tuple)  # noqa: S101  (shape of the parse tree)
+        return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
+    return _CATEGORIES[value]

@@ -1,0 +1,309 @@
+"""Resolver: which entries of a list cover a name, found once a path level and remembered.
+
+All entries of a config stand in one order of precedence, so that the answer for a name is the least index that
+covers it. Literals are dictionary look-ups on paths, globs and expressions one automaton; names share their parents,
+so the cost of a name is that of its last segment. `Pattern.covers` states the same rules plainly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from quant_spec.automaton import Automaton, NodeSet
+from quant_spec.errors import ResolveError, shown
+from quant_spec.mapping import NameRules
+from quant_spec.patterns import EXPERTS, Pattern, PatternKind, Scope, compile_regex, containers
+from quant_spec.regexes import MAX_BACKTRACKING_NAME, parse_regex
+
+MAX_PATHS: Final = 100_000
+"""Parent paths remembered; beyond it they are forgotten and found anew."""
+
+_NONE: Final[frozenset[int]] = frozenset()
+
+
+class State:
+    """What is known after some segments of a name, whatever they were.
+
+    Attributes:
+        hits: entries that cover the module which ends here (literals of whole names apart).
+        first: the least of them.
+        below: entries that cover everything below.
+        edges: next segment -> next state.
+    """
+
+    __slots__ = ("below", "edges", "first", "hits", "nodes", "runs")
+
+    def __init__(self, nodes: NodeSet, runs: frozenset[int], hits: frozenset[int], below: frozenset[int], none: int) -> None:
+        """Take the automaton's state, the live runs of segments, and the entries; `none` stands for no entry."""
+        self.nodes = nodes
+        self.runs = runs
+        self.hits = hits
+        self.below = below
+        self.first = min(hits, default=none)
+        self.edges: dict[str, State] = {}
+
+
+class _Path:
+    """A parent path: its state, and the literals that cover what lies below it."""
+
+    __slots__ = ("first", "literals", "state")
+
+    def __init__(self, state: State, literals: frozenset[int], none: int) -> None:
+        self.state = state
+        self.literals = literals
+        self.first = min(literals, default=none)
+
+
+class _Run:
+    """A node of the tree of segment runs (`a.b` anywhere in a name)."""
+
+    __slots__ = ("ends", "next")
+
+    def __init__(self) -> None:
+        self.next: dict[str, int] = {}
+        self.ends: list[int] = []
+
+
+class Resolver:
+    """Entries in order of precedence, compiled once.
+
+    Names are given whole; an index of `len(entries)` means that no entry covers the name.
+    """
+
+    def __init__(self, entries: Sequence[Pattern], rules: NameRules, *, mapped: bool) -> None:
+        """Compile `entries`; `mapped` if they are written in checkpoint spelling and `rules` renames them."""
+        self.none = len(entries)
+        self._mapping = rules if mapped and rules.name_mapping else None
+        self._subtrees: dict[str, list[int]] = {}
+        self._exact: dict[str, list[int]] = {}
+        self._runs: list[_Run] = [_Run()]
+        self._automaton = Automaton()
+        self._backtracking: list[tuple[int, re.Pattern[str]]] = []
+        self._classes: dict[str, list[int]] = {}
+        self._moe: list[int] = []
+        self._written = _Written() if self._mapping else None
+        for index, entry in enumerate(entries):
+            self._add(index, entry)
+        self._globs = frozenset(index for index, entry in enumerate(entries) if entry.kind is PatternKind.GLOB)
+        self._states: dict[tuple[NodeSet, frozenset[int], frozenset[int], frozenset[int]], State] = {}
+        self._root = State(self._automaton.start, frozenset({0}), _NONE, _NONE, self.none)
+        self._paths: dict[str, _Path] = {}
+        self._plain = not (self._backtracking or self._mapping)
+
+    # -- compiling --------------------------------------------------------------------------------------------------
+
+    def _add(self, index: int, entry: Pattern) -> None:
+        text = entry.target
+        if not text:
+            return
+        if entry.kind is PatternKind.LITERAL:
+            self._add_literal(index, text if self._mapping is None else self._mapping.to_module(text), entry.scope)
+        elif entry.kind is PatternKind.CLASS:
+            self._classes.setdefault(text, []).append(index)
+        elif entry.kind is PatternKind.SLOT:
+            if text == "moe":
+                self._moe.append(index)
+                self._add_run(index, EXPERTS)
+        elif entry.kind is PatternKind.GLOB:
+            self._automaton.add_glob(text, index)
+            if self._written:
+                self._written.automaton.add_glob(text, index)
+        else:
+            regex = parse_regex(text, entry.path)
+            if not regex.linear:
+                self._backtracking.append((index, compile_regex(text)))
+                return
+            self._automaton.add_regex(regex, index)
+            if self._written:
+                self._written.automaton.add_regex(regex, index)
+
+    def _add_literal(self, index: int, text: str, scope: Scope) -> None:
+        if scope is Scope.EXACT:
+            self._exact.setdefault(text, []).append(index)
+        elif scope is Scope.SUBTREE and "." in text:
+            self._subtrees.setdefault(text, []).append(index)
+        else:
+            self._add_run(index, text)
+
+    def _add_run(self, index: int, text: str) -> None:
+        node = 0
+        for segment in text.split("."):
+            following = self._runs[node].next
+            if segment not in following:
+                following[segment] = len(self._runs)
+                self._runs.append(_Run())
+            node = following[segment]
+        self._runs[node].ends.append(index)
+
+    # -- states -----------------------------------------------------------------------------------------------------
+
+    def _edge(self, state: State, segment: str) -> State:
+        """Return the state after one more segment (called once for each pair)."""
+        automaton = self._automaton
+        nodes = automaton.advance(state.nodes, segment if state is self._root else f".{segment}")
+        live = {0}
+        ends: list[int] = []
+        for run in state.runs:
+            following = self._runs[run].next.get(segment)
+            if following is not None:
+                ends.extend(self._runs[following].ends)
+                live.add(following)
+        below = state.below.union(ends, nodes.globs, nodes.regexes if segment == EXPERTS else ())
+        hits = below | nodes.regexes | automaton.advance(nodes, ".weight").globs
+        key = (nodes, frozenset(live), hits, below)
+        found = self._states.get(key)
+        if found is None:
+            found = self._states[key] = State(*key, self.none)
+        if len(state.edges) < MAX_PATHS:
+            state.edges[segment] = found
+        return found
+
+    def _path(self, path: str) -> _Path:
+        """Return the record of a parent path, "" being the root."""
+        known = self._paths.get(path)
+        if known is not None:
+            return known
+        if not path:
+            found = _Path(self._root, _NONE, self.none)
+        else:
+            found = self._deep_path(path)
+        if len(self._paths) >= MAX_PATHS:
+            self._paths.clear()
+        self._paths[path] = found
+        return found
+
+    def _deep_path(self, path: str) -> _Path:
+        segments = path.split(".")
+        start = len(segments)
+        while start > 0 and ".".join(segments[:start]) not in self._paths and start > len(segments) - 2:
+            start -= 1
+        record = self._paths.get(".".join(segments[:start])) if start else None
+        if record is None:
+            start, record = 0, _Path(self._root, _NONE, self.none)
+        state, literals = record.state, record.literals
+        prefix = ".".join(segments[:start])
+        for segment in segments[start:]:
+            prefix = f"{prefix}.{segment}" if prefix else segment
+            state = state.edges.get(segment) or self._edge(state, segment)
+            literals = literals.union(
+                self._subtrees.get(prefix, ()),
+                self._exact.get(prefix, ()) if segment == EXPERTS else (),
+            )
+        return _Path(state, literals, self.none)
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def first(self, name: str) -> int:
+        """Return the least index of an entry that covers `name`, or `none`."""
+        if not self._plain:
+            return min(self.hits(name), default=self.none)
+        parent, _, leaf = name.rpartition(".")
+        record = self._paths.get(parent) or self._path(parent)
+        state = record.state.edges.get(leaf) or self._edge(record.state, leaf)
+        found = state.first if state.first < record.first else record.first
+        own = self._subtrees.get(name)
+        if own is not None and own[0] < found:
+            found = own[0]
+        own = self._exact.get(name)
+        if own is not None and own[0] < found:
+            found = own[0]
+        return found
+
+    def first_many(self, names: Iterable[str]) -> list[int]:
+        """Return `first` of each name, in one pass."""
+        if not self._plain:
+            return [self.first(name) for name in names]
+        paths, edge, path = self._paths, self._edge, self._path
+        literals = {**self._subtrees}
+        for name, indices in self._exact.items():
+            literals[name] = [min(indices[0], literals.get(name, indices)[0])]
+        found: list[int] = []
+        add = found.append
+        for name in names:
+            parent, _, leaf = name.rpartition(".")
+            record = paths.get(parent) or path(parent)
+            state = record.state.edges.get(leaf) or edge(record.state, leaf)
+            index = state.first if state.first < record.first else record.first
+            if name in literals and literals[name][0] < index:
+                index = literals[name][0]
+            add(index)
+        return found
+
+    def hits(self, name: str) -> frozenset[int]:
+        """Return the indices of all entries that cover `name`.
+
+        Raises:
+            ResolveError: the name is too long for an expression that needs backtracking.
+        """
+        parent, _, leaf = name.rpartition(".")
+        record = self._path(parent)
+        state = record.state.edges.get(leaf) or self._edge(record.state, leaf)
+        found = state.hits.union(record.literals, self._subtrees.get(name, ()), self._exact.get(name, ()))
+        written = () if self._mapping is None else self._mapping.to_checkpoint(name)
+        if self._written:
+            for each in written:
+                found |= self._written.hits(each)
+        if self._backtracking:
+            found |= self._backtracking_hits((name, *containers(name), *written))
+        return found
+
+    def _backtracking_hits(self, names: Iterable[str]) -> frozenset[int]:
+        found: set[int] = set()
+        for name in names:
+            if len(name) > MAX_BACKTRACKING_NAME:
+                message = (
+                    f"{shown(name)}: longer than {MAX_BACKTRACKING_NAME} characters, the most that an expression with"
+                    " look-around, flags or back-references is tried on"
+                )
+                raise ResolveError(message)
+            found.update(index for index, regex in self._backtracking if regex.match(name))
+        return frozenset(found)
+
+    def class_hits(self, class_name: str | None) -> frozenset[int]:
+        """Return the entries that name the class of a module."""
+        return frozenset(self._classes.get(class_name or "", ()))
+
+    def moe_hits(self) -> frozenset[int]:
+        """Return the entries that stand for all fused experts."""
+        return frozenset(self._moe)
+
+    def fused_hits(self, name: str, shards: Sequence[str]) -> list[frozenset[int]]:
+        """Return, for each shard, the entries that cover it.
+
+        A literal that covers the fused name covers every shard; a glob or expression that covers it does so only if it
+        fits none of the shards.
+        """
+        each = [self.hits(shard) for shard in shards]
+        fused = self.hits(name)
+        if not fused:
+            return each
+        anywhere: frozenset[int] = _NONE.union(*each)
+        patterns = self.pattern_entries
+        direct = frozenset(index for index in fused if index not in patterns or index not in anywhere)
+        return [hits | direct for hits in each]
+
+    @property
+    def pattern_entries(self) -> frozenset[int]:
+        """Indices of globs and expressions."""
+        return self._globs | frozenset(index for index, _ in self._backtracking) | self._automaton.regex_entries
+
+
+class _Written:
+    """Globs and expressions alone, for names in checkpoint spelling."""
+
+    def __init__(self) -> None:
+        self.automaton = Automaton()
+
+    def hits(self, name: str) -> frozenset[int]:
+        automaton = self.automaton
+        state = automaton.start
+        found: frozenset[int] = _NONE
+        segments = name.split(".")
+        for index, segment in enumerate(segments):
+            state = automaton.advance(state, f".{segment}" if index else segment)
+            found |= state.globs
+            if segment == EXPERTS:
+                found |= state.regexes
+        return found | state.regexes | automaton.advance(state, ".weight").globs
