@@ -1,0 +1,39 @@
+"""Kernels that quantize weights when a model is loaded, and the driver that applies them to a whole model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quant_kernels.conversion import amax as amax
+    from quant_kernels.conversion import dequantize as dequantize
+    from quant_kernels.conversion import quantize as quantize
+    from quant_kernels.conversion import quantize_many as quantize_many
+    from quant_kernels.conversion import requantize as requantize
+    from quant_kernels.quantized import QuantizedTensor as QuantizedTensor
+
+_EXPORTS = {
+    "QuantizedTensor": "quant_kernels.quantized",
+    "amax": "quant_kernels.conversion",
+    "dequantize": "quant_kernels.conversion",
+    "quantize": "quant_kernels.conversion",
+    "quantize_many": "quant_kernels.conversion",
+    "requantize": "quant_kernels.conversion",
+}
+
+__all__ = [*_EXPORTS]  # noqa: PLE0604  (the keys are strings)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for, so that the command line starts without torch."""
+    if name not in _EXPORTS:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from importlib import import_module  # noqa: PLC0415  (not needed until a name is asked for)
+
+    return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names beside the module's own."""
+    return sorted({*globals(), *_EXPORTS})

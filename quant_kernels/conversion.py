@@ -1,0 +1,255 @@
+"""quantize, dequantize, requantize, amax: the conversions as functions on tensors, native where a kernel is there."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from quant_spec import QuantFormat, QuantKey, get_format
+from torch import Tensor
+
+from quant_kernels.checks import (
+    WEIGHT_DTYPES,
+    KernelInputError,
+    check_choice,
+    check_device,
+    check_disjoint,
+    check_dtype,
+    check_k,
+    check_output,
+    check_rank,
+)
+from quant_kernels.encodings import encode_source
+from quant_kernels.job import convert, new_job
+from quant_kernels.launch import run_amax, run_dense
+from quant_kernels.quantized import QuantizedTensor
+from quant_kernels.targets import TARGETS
+
+_AMAX_BLOCKS: Final = {"row": (1, 0), "1x16": (1, 16), "1x32": (1, 32), "128x128": (128, 128), "tensor": (0, 0)}
+
+
+def quantize(  # noqa: PLR0913  (each changes one thing about the result)
+    w: Tensor,
+    format: str | QuantFormat,  # noqa: A002  (the word of the documents)
+    *,
+    scale_rounding: str | None = None,
+    check: bool = False,
+    out: QuantizedTensor | None = None,
+    amax: Tensor | None = None,
+    fnuz: bool = False,
+    layout: str = "row_major",
+    measure: bool = False,
+    name: str = "w",
+) -> QuantizedTensor:
+    """Quantize a weight.
+
+    Args:
+        w: float32, float16 or bfloat16 [N, K] or [E, N, K], any strides, any device.
+        format: name of a registered format, or the format.
+        scale_rounding: `even`, `floor` or `rceil` for formats with power-of-two scales; None: the format's default.
+        check: count NaN and Inf in the same pass and raise if there are any (one synchronisation).
+        out: tensors to write into, of the shapes and dtypes that this function returns; they may be strided. Their
+            contents are undefined after an error.
+        amax: fp32 greatest magnitudes to use instead of the weight's own, in the shape of the scales (NVFP4: one a
+            matrix): what all ranks agreed on, for a shard of a weight.
+        fnuz: `ptpc_fp8` only: float8_e4m3fnuz codes, for hardware that reads those (gfx942).
+        layout: `row_major`, or `cdna`: the tile order of AMD's matrix kernels, for codes and E8M0 scales.
+        measure: also sum up Σ w² and Σ (w − ŵ)², into `error_sums`.
+        name: what errors call the weight.
+
+    Raises:
+        KernelInputError: an argument does not fit; nothing was written.
+        NonFiniteError: `check` found NaN or Inf.
+        quant_spec.ConfigError: no format has that name.
+    """
+    return quantize_many(
+        [w],
+        format,
+        scale_rounding=scale_rounding,
+        check=check,
+        out=None if out is None else [out],
+        amax=None if amax is None else [amax],
+        fnuz=fnuz,
+        layout=layout,
+        measure=measure,
+        names=[name],
+    )[0]
+
+
+def quantize_many(  # noqa: PLR0913  (as quantize)
+    weights: Sequence[Tensor],
+    format: str | QuantFormat,  # noqa: A002
+    *,
+    scale_rounding: str | None = None,
+    check: bool = False,
+    out: Sequence[QuantizedTensor] | None = None,
+    amax: Sequence[Tensor] | None = None,
+    fnuz: bool = False,
+    layout: str = "row_major",
+    measure: bool = False,
+    names: Sequence[str] | None = None,
+) -> list[QuantizedTensor]:
+    """Quantize the weights of a layer in one launch: `quantize` for a list of weights of one dtype and device.
+
+    Raises:
+        KernelInputError, NonFiniteError, quant_spec.ConfigError: as `quantize`.
+    """
+    if not weights:
+        return []
+    called = (
+        list(names)
+        if names is not None
+        else [f"weights[{i}]" if len(weights) > 1 else "w" for i in range(len(weights))]
+    )
+    for label, weight in zip(called, weights, strict=True):
+        check_rank(label, weight)
+        check_dtype(label, weight, WEIGHT_DTYPES)
+        check_dtype(label, weight, (weights[0].dtype,))
+        check_device(label, weight, weights[0].device)
+    quant_format = get_format(format)
+    if quant_format.name not in TARGETS:
+        return [_quantize_by_reference(w, quant_format, scale_rounding) for w in weights]
+    job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=weights[0].dtype)
+    return convert(job, list(weights), called, check=check, out=out, amax=amax, measure=measure)
+
+
+def requantize(  # noqa: PLR0913  (each describes one thing about the source or the result)
+    data: Tensor,
+    scale: Tensor,
+    *,
+    source: QuantKey | str,
+    target: str | QuantFormat,
+    second_scale: Tensor | None = None,
+    offset: tuple[int, int] = (0, 0),
+    shard_rows: Sequence[int] | None = None,
+    through: torch.dtype = torch.bfloat16,
+    scale_rounding: str | None = None,
+    check: bool = False,
+    out: QuantizedTensor | None = None,
+    amax: Tensor | None = None,
+    fnuz: bool = False,
+    layout: str = "row_major",
+    measure: bool = False,
+    name: str = "data",
+) -> QuantizedTensor:
+    """Re-quantize a weight in one pass: the result of `dequantize` to `through`, then `quantize`, bit for bit.
+
+    Args:
+        data: codes [.., N, K] (4-bit: [.., N, K/2]).
+        scale: scales as `source` stores them. FP8 scales may be fp32 or E8M0 (float8_e8m0fnu or uint8); a per-tensor
+            source has one, one a matrix, or one a shard.
+        source: format of the codes.
+        target: name of a registered format, or the format.
+        second_scale: NVFP4 sources: fp32, one for all or one a matrix; None: 1.
+        offset: block sources: row and column of the first element within the first scale's block (a shard that was cut
+            off the block grid).
+        shard_rows: rows of each shard of a fused weight with one scale a shard.
+        through: the model's dtype, which the source is rounded to on its way.
+        scale_rounding, check, out, amax, fnuz, layout, measure, name: as for `quantize`. Checked mode also refuses
+            scales that are NaN or negative.
+
+    Raises:
+        KernelInputError, NonFiniteError, quant_spec.ConfigError: as `quantize`.
+    """
+    key = QuantKey.parse(source) if isinstance(source, str) else source
+    check_dtype("through", torch.empty(0, dtype=through), WEIGHT_DTYPES)
+    encoded = encode_source(data, scale, key, second_scale=second_scale, offset=offset, shard_rows=shard_rows)
+    quant_format = get_format(target)
+    if quant_format.name not in TARGETS:
+        weight = torch.empty(encoded.shape, dtype=through, device=data.device)
+        run_dense([(encoded, weight)], through)
+        return _quantize_by_reference(weight, quant_format, scale_rounding)
+    job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=through)
+    return convert(
+        job,
+        [encoded],
+        [name],
+        check=check,
+        out=None if out is None else [out],
+        amax=None if amax is None else [amax],
+        measure=measure,
+    )[0]
+
+
+def dequantize(
+    q: QuantizedTensor,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    offset: tuple[int, int] = (0, 0),
+    shard_rows: Sequence[int] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return code x scale in fp32, rounded once to `dtype`.
+
+    Args:
+        q: a quantized weight in row-major order.
+        dtype: float32, float16 or bfloat16.
+        offset, shard_rows: as for `requantize`.
+        out: tensor [.., N, K] of `dtype` to write into.
+
+    Raises:
+        KernelInputError: an argument does not fit; nothing was written.
+    """
+    check_dtype("dtype", torch.empty(0, dtype=dtype), WEIGHT_DTYPES)
+    encoded = encode_source(q.data, q.scale, q.key, second_scale=q.second_scale, offset=offset, shard_rows=shard_rows)
+    if tuple(q.shape) != tuple(encoded.shape):
+        raise KernelInputError("q.shape", str(list(q.shape)), f"{list(encoded.shape)}, which the codes hold")
+    if out is None:
+        out = torch.empty(encoded.shape, dtype=dtype, device=q.data.device)
+    else:
+        check_device("out", out, q.data.device)
+        check_output("out", out, encoded.shape, (dtype,))
+        check_disjoint({"out": out}, {"q.data": q.data, "q.scale": q.scale})
+    run_dense([(encoded, out)], dtype)
+    return out
+
+
+def amax(w: Tensor, granularity: str, *, out: Tensor | None = None) -> Tensor:
+    """Return the greatest magnitude of each row, group, block or matrix of a weight [.., N, K] as fp32.
+
+    What the ranks of a tensor-parallel group reduce with `max` before each quantizes its shard with `amax=`. NaN where
+    a NaN is. A group or block at an edge may be partial.
+
+    Args:
+        w: float32, float16 or bfloat16.
+        granularity: `row` gives [.., N, 1]; `1x16` [.., N, ⌈K/16⌉]; `1x32` [.., N, ⌈K/32⌉]; `128x128`
+            [.., ⌈N/128⌉, ⌈K/128⌉]; `tensor` [..] (0-d for 2-D weights).
+        out: contiguous fp32 tensor of that shape to write into.
+
+    Raises:
+        KernelInputError: an argument does not fit; nothing was written.
+    """
+    check_rank("w", w)
+    check_dtype("w", w, WEIGHT_DTYPES)
+    check_choice("granularity", granularity, tuple(_AMAX_BLOCKS))
+    rows, cols = _AMAX_BLOCKS[granularity]
+    n, k = w.shape[-2:]
+    tiles = (-(-n // rows) if rows else 1, -(-k // cols) if cols else 1)
+    shape = w.shape[:-2] if granularity == "tensor" else (*w.shape[:-2], *tiles)
+    if out is None:
+        out = torch.empty(shape, device=w.device)
+    else:
+        check_device("out", out, w.device)
+        check_output("out", out, shape, (torch.float32,))
+        check_disjoint({"out": out}, {"w": w})
+        if not out.is_contiguous():
+            raise KernelInputError("out", f"strides {list(out.stride())}", "a contiguous tensor")
+    if w.numel() == 0:
+        return out.zero_()
+    run_amax(w, out, (rows or n, cols or k), torch.bfloat16)
+    return out
+
+
+def _quantize_by_reference(w: Tensor, quant_format: QuantFormat, scale_rounding: str | None) -> QuantizedTensor:
+    """Quantize by the plain-torch function that a format without kernels names."""
+    function = quant_format.reference
+    if function is None:
+        raise KernelInputError("format", repr(quant_format.name), f"one with a conversion: {', '.join(TARGETS)}")
+    check_k("w", w.shape[-1], quant_format.k_multiple, quant_format.name)
+    if isinstance(function, str):
+        module, _, attribute = function.partition(":")
+        function = getattr(importlib.import_module(module), attribute)
+    data, scale, second = function(w, scale_rounding)
+    return QuantizedTensor(data, scale, quant_format.weight, tuple(w.shape), second)
