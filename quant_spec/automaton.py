@@ -26,9 +26,11 @@ class NodeSet:
         globs: entries whose glob ends here.
         regexes: entries whose expression has matched a prefix, or matches if the name ends here.
         step: character -> next set, filled as names come.
+        moves, tests, loops: what the nodes do on a character, gathered when the set is first left.
+        with_weight: entries whose glob ends here or after `.weight`, found when first asked for.
     """
 
-    __slots__ = ("globs", "nodes", "regexes", "step")
+    __slots__ = ("globs", "loops", "moves", "nodes", "regexes", "step", "tests", "with_weight")
 
     def __init__(self, nodes: frozenset[int], globs: frozenset[int], regexes: frozenset[int]) -> None:
         """Take the live nodes and the entries that end in them."""
@@ -36,6 +38,10 @@ class NodeSet:
         self.globs = globs
         self.regexes = regexes
         self.step: dict[str, NodeSet] = {}
+        self.moves: dict[str, list[int]] | None = None
+        self.tests: tuple[tuple[Callable[[str], object], int], ...] = ()
+        self.loops: tuple[int, ...] = ()
+        self.with_weight: frozenset[int] | None = None
 
 
 class Automaton:
@@ -51,7 +57,8 @@ class Automaton:
         self._at_end: list[list[int]] = []
         self._glob_ends: dict[int, list[int]] = {}
         self._regex_ends: dict[int, list[int]] = {}
-        self._shared: dict[tuple[int, str], int] = {}
+        self._shared: dict[tuple[int, object], int] = {}
+        self._closures: dict[int, frozenset[int]] = {}
         self._sets: dict[frozenset[int], NodeSet] = {}
         self._start: NodeSet | None = None
         self._root = self._node()
@@ -71,7 +78,7 @@ class Automaton:
         """Add a glob; it ends for `entry` where the whole text has been consumed."""
         node = self._root
         for token in glob_tokens(text):
-            key = (node, f"glob {token!r}")
+            key = (node, token)
             if key not in self._shared:
                 self._shared[key] = self._glob_move(node, token)
             node = self._shared[key]
@@ -100,13 +107,13 @@ class Automaton:
 
     def _sequence(self, items: Iterable[Item], node: int, *, share: bool = False) -> int:
         for item in items:
-            key = (node, f"regex {item!r}")
             if not share:
                 node = self._item(item, node)
-            else:
-                if key not in self._shared:
-                    self._shared[key] = self._item(item, node)
-                node = self._shared[key]
+                continue
+            key = (node, ("regex", repr(item)))
+            if key not in self._shared:
+                self._shared[key] = self._item(item, node)
+            node = self._shared[key]
         return node
 
     def _item(self, item: Item, node: int) -> int:
@@ -205,24 +212,41 @@ class Automaton:
         for character in text:
             known = state.step.get(character)
             if known is None:
-                known = self._intern(self._closure(self._moved(state.nodes, character)))
+                known = self._intern(self._moved(state, character))
                 state.step[character] = known
             state = known
         return state
 
-    def _moved(self, nodes: frozenset[int], character: str) -> set[int]:
+    def _moved(self, state: NodeSet, character: str) -> frozenset[int]:
+        if state.moves is None:
+            self._gather(state)
+        assert state.moves is not None  # noqa: S101  (gathered above)
+        targets = {*state.moves.get(character, ()), *state.loops}
+        targets.update(target for test, target in state.tests if test(character))
+        closures = self._closures
         moved: set[int] = set()
-        moves, tests, loops = self._moves, self._tests, self._loops
-        for node in nodes:
-            targets = moves[node].get(character)
-            if targets:
-                moved.update(targets)
-            for test, target in tests[node]:
-                if test(character):
-                    moved.add(target)
-            if loops[node]:
-                moved.add(node)
-        return moved
+        for target in targets:
+            closure = closures.get(target)
+            if closure is None:
+                closure = closures[target] = self._closure({target})
+            moved |= closure
+        return frozenset(moved)
+
+    def _gather(self, state: NodeSet) -> None:
+        moves: dict[str, list[int]] = {}
+        for node in state.nodes:
+            for character, targets in self._moves[node].items():
+                moves.setdefault(character, []).extend(targets)
+        state.tests = tuple(test for node in state.nodes for test in self._tests[node])
+        state.loops = tuple(node for node in state.nodes if self._loops[node])
+        state.moves = moves
+
+    def globs_of_module(self, state: NodeSet) -> frozenset[int]:
+        """Return the entries whose glob matches the module that ends at `state`, or its `.weight`."""
+        found = state.with_weight
+        if found is None:
+            found = state.with_weight = state.globs | self.advance(state, ".weight").globs
+        return found
 
 
 def _entries(nodes: frozenset[int], ends: dict[int, list[int]]) -> frozenset[int]:

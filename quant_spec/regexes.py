@@ -123,17 +123,17 @@ def _parse(expression: str) -> Regex | str:
         return f"regular expression of {len(expression)} characters; at most {MAX_REGEX_LENGTH} are accepted"
     try:
         tree = parser.parse(expression)
+        items: tuple[Item, ...] = tuple(tree)
+        if _nodes(items) > MAX_REGEX_NODES:
+            return f"regular expression {shown(expression)} is too large with its counted repeats written out"
+        flags = tree.state.flags & ~re.UNICODE.value
+        if not flags and _is_linear(items):
+            return Regex(expression, items, linear=True)
         re.compile(expression)
     except (re.error, OverflowError) as error:
         return f"regular expression {shown(expression)} does not compile: {error}"
     except RecursionError:
         return f"regular expression {shown(expression)} is nested too deeply"
-    items: tuple[Item, ...] = tuple(tree)
-    if _nodes(items) > MAX_REGEX_NODES:
-        return f"regular expression {shown(expression)} is too large with its counted repeats written out"
-    ignored = tree.state.flags & ~re.UNICODE.value
-    if not ignored and _is_linear(items):
-        return Regex(expression, items, linear=True)
     if _open_repeats(items) > MAX_OPEN_REPEATS:
         return (
             f"regular expression {shown(expression)} needs backtracking (look-around, flags or back-references) and"

@@ -20,6 +20,9 @@ from quant_spec.regexes import MAX_BACKTRACKING_NAME, parse_regex
 MAX_PATHS: Final = 100_000
 """Parent paths remembered; beyond it they are forgotten and found anew."""
 
+MAX_PATH_LENGTH: Final = 512
+"""Characters of a parent path that is remembered."""
+
 _NONE: Final[frozenset[int]] = frozenset()
 
 
@@ -151,7 +154,7 @@ class Resolver:
                 ends.extend(self._runs[following].ends)
                 live.add(following)
         below = state.below.union(ends, nodes.globs, nodes.regexes if segment == EXPERTS else ())
-        hits = below | nodes.regexes | automaton.advance(nodes, ".weight").globs
+        hits = below.union(nodes.regexes, automaton.globs_of_module(nodes))
         key = (nodes, frozenset(live), hits, below)
         found = self._states.get(key)
         if found is None:
@@ -161,37 +164,30 @@ class Resolver:
         return found
 
     def _path(self, path: str) -> _Path:
-        """Return the record of a parent path, "" being the root."""
-        known = self._paths.get(path)
-        if known is not None:
-            return known
-        if not path:
-            found = _Path(self._root, _NONE, self.none)
-        else:
-            found = self._deep_path(path)
-        if len(self._paths) >= MAX_PATHS:
-            self._paths.clear()
-        self._paths[path] = found
-        return found
-
-    def _deep_path(self, path: str) -> _Path:
-        segments = path.split(".")
-        start = len(segments)
-        while start > 0 and ".".join(segments[:start]) not in self._paths and start > len(segments) - 2:
-            start -= 1
-        record = self._paths.get(".".join(segments[:start])) if start else None
+        """Return the record of a parent path, "" being the root. Paths above it are recorded on the way."""
+        missing: list[str] = []
+        record = self._paths.get(path)
+        while record is None and path:
+            missing.append(path)
+            path = path.rpartition(".")[0]
+            record = self._paths.get(path)
         if record is None:
-            start, record = 0, _Path(self._root, _NONE, self.none)
-        state, literals = record.state, record.literals
-        prefix = ".".join(segments[:start])
-        for segment in segments[start:]:
-            prefix = f"{prefix}.{segment}" if prefix else segment
-            state = state.edges.get(segment) or self._edge(state, segment)
-            literals = literals.union(
-                self._subtrees.get(prefix, ()),
-                self._exact.get(prefix, ()) if segment == EXPERTS else (),
-            )
-        return _Path(state, literals, self.none)
+            record = _Path(self._root, _NONE, self.none)
+        for each in reversed(missing):
+            record = self._below(record, each)
+            if len(self._paths) >= MAX_PATHS:
+                self._paths.clear()
+            if len(each) <= MAX_PATH_LENGTH:
+                self._paths[each] = record
+        return record
+
+    def _below(self, above: _Path, path: str) -> _Path:
+        segment = path.rpartition(".")[2]
+        state = above.state.edges.get(segment) or self._edge(above.state, segment)
+        own = self._subtrees.get(path, [])
+        if segment == EXPERTS:
+            own = own + self._exact.get(path, [])
+        return _Path(state, above.literals.union(own) if own else above.literals, self.none)
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -306,4 +302,4 @@ class _Written:
             found |= state.globs
             if segment == EXPERTS:
                 found |= state.regexes
-        return found | state.regexes | automaton.advance(state, ".weight").globs
+        return found | state.regexes | automaton.globs_of_module(state)

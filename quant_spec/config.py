@@ -1,0 +1,312 @@
+"""QuantizationConfig: the frozen, long-lived object that engines ask for the format of every layer."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from quant_spec.decision import Decision, ModuleInfo, meet
+from quant_spec.digest import digest_of
+from quant_spec.errors import ConfigError, Defect, wrong_type
+from quant_spec.layer_config import LayerQuantConfig
+from quant_spec.mapping import NameRules
+from quant_spec.matching import Matcher, Outcome, check_name
+from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, get_parser
+from quant_spec.patterns import Pattern
+from quant_spec.quant_key import QuantKey
+
+MAX_REMEMBERED: int = 200_000
+"""Names whose format is remembered; beyond it they are forgotten and found anew."""
+
+_NO_NAMES = NameRules()
+_NO_FACTS = ModelFacts()
+
+
+class _Remembered(dict[str, LayerQuantConfig]):
+    """Formats by name. A name seen before costs one dictionary look-up and no Python code."""
+
+    __slots__ = ("_config",)
+
+    def __init__(self, config: QuantizationConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def __missing__(self, name: str) -> LayerQuantConfig:
+        found = self._config.resolve_afresh(name)
+        if len(self) >= MAX_REMEMBERED:
+            self.clear()
+        self[name] = found
+        return found
+
+
+@attrs.frozen
+class QuantizationConfig:
+    """How each layer of a model is quantized: by its checkpoint, or by a request over a checkpoint.
+
+    Build it with `from_dict` or `from_online`. Every change returns a new object.
+
+    Attributes:
+        quant_method: `online` for a request, else the checkpoint's method; None: nothing is quantized.
+        global_spec: format of a linear module that no entry names.
+        layer_pattern_specs: entries with their formats; the first that covers a module wins.
+        exclude_layers: entries that leave a module alone; they come before all others.
+        class_specs: formats by class, after the patterns.
+        kv_cache: format of the KV cache, or None.
+        tensor_names: last parts of the names of the tensors that a quantized layer stores.
+        source_dtype: dtype of unquantized weights, as torch names it.
+        names: renames, fused modules, expert containers.
+        source: for a request, the config of the checkpoint below it.
+    """
+
+    quant_method: str | None = None
+    global_spec: LayerQuantConfig = LayerQuantConfig()
+    layer_pattern_specs: PatternSpecs = ()
+    exclude_layers: tuple[Pattern, ...] = ()
+    class_specs: PatternSpecs = ()
+    kv_cache: QuantKey | None = None
+    tensor_names: tuple[str, ...] = ("weight",)
+    source_dtype: str = "bfloat16"
+    names: NameRules = _NO_NAMES
+    source: QuantizationConfig | None = None
+    _document: str = attrs.field(default="null", repr=False, eq=False)
+
+    # -- making -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_dict(
+        cls,
+        quantization_config: Mapping[str, object] | None,
+        *,
+        facts: ModelFacts = _NO_FACTS,
+        names: NameRules = _NO_NAMES,
+    ) -> QuantizationConfig:
+        """Return the config of a checkpoint.
+
+        Args:
+            quantization_config: the object itself (with its `quant_method`), not all of config.json; None: unquantized.
+            facts: what the parser may ask of config.json.
+            names: renames from checkpoint to module spelling, fused modules, experts.
+
+        Raises:
+            ConfigError: with every defect of the object.
+        """
+        if quantization_config is None:
+            return cls(source_dtype=facts.torch_dtype, names=names)
+        from quant_spec.parsers.detect import detect_method  # noqa: PLC0415  (parsers load when first needed)
+
+        if not isinstance(quantization_config, Mapping):
+            raise ConfigError(wrong_type("$", quantization_config, "object", "null"))
+        method = detect_method(quantization_config, facts)
+        parsed = get_parser(method).parse(quantization_config, facts)
+        return cls._from_parsed(parsed, quantization_config, facts.torch_dtype, names)
+
+    @classmethod
+    def from_online(
+        cls,
+        request: object,
+        *,
+        source: QuantizationConfig | None = None,
+        shorthand: str | None = None,
+        names: NameRules | None = None,
+    ) -> QuantizationConfig:
+        """Return a request layered over a checkpoint's config.
+
+        Args:
+            request: an `online_quant_config`, or an object of `targets` or of `linear` and `moe`; {} or None: the source.
+            source: the checkpoint's config; None: unquantized.
+            shorthand: vLLM's word beside the object.
+            names: fused modules and experts; None: those of the source.
+
+        Raises:
+            ConfigError: with every defect of the request, or the source's method cannot be converted.
+        """
+        from quant_spec.parsers.requests import parse_request  # noqa: PLC0415  (parsers load when first needed)
+
+        below = source if source is not None else cls(names=names or _NO_NAMES)
+        if below.source is not None:
+            raise ConfigError(Defect("$", "a request cannot be layered over another request"))
+        parsed = parse_request(request, shorthand=shorthand)
+        if parsed is None:
+            return below if names is None else attrs.evolve(below, names=names)
+        if below.quant_method is not None and not get_parser(below.quant_method).convertible:
+            message = f"the checkpoint's quant_method {below.quant_method!r} cannot be converted by an online request"
+            raise ConfigError(Defect("$", message, below.quant_method))
+        document = {"request": request, "shorthand": shorthand}
+        made = cls._from_parsed(parsed, document, below.source_dtype, names or below.names)
+        return attrs.evolve(made, source=attrs.evolve(below, names=names) if names else below)
+
+    @classmethod
+    def _from_parsed(
+        cls, parsed: ParsedQuantConfig, document: object, dtype: str, names: NameRules
+    ) -> QuantizationConfig:
+        return cls(
+            quant_method=parsed.quant_method,
+            global_spec=parsed.global_spec,
+            layer_pattern_specs=parsed.layer_pattern_specs,
+            exclude_layers=parsed.exclude_layers,
+            class_specs=parsed.class_specs,
+            kv_cache=parsed.kv_cache,
+            tensor_names=parsed.tensor_names,
+            source_dtype=dtype,
+            names=names,
+            document=json.dumps(document, ensure_ascii=True),
+        )
+
+    def remapped(
+        self,
+        name_mapping: Mapping[str, str] | None = None,
+        packed_modules_mapping: Mapping[str, Iterable[str]] | None = None,
+    ) -> QuantizationConfig:
+        """Return a config whose checkpoint entries are renamed and whose fused modules are those given; None: as before.
+
+        What engines call `remap_layer_name`. Doing it twice changes nothing. Requests are written in module names and
+        are not renamed; the checkpoint below a request is.
+        """
+        changes: dict[str, Any] = {}
+        if name_mapping is not None:
+            changes["name_mapping"] = name_mapping
+        if packed_modules_mapping is not None:
+            changes["packed_modules_mapping"] = packed_modules_mapping
+        return self.with_names(self.names.with_modules(**changes))
+
+    def with_names(self, names: NameRules) -> QuantizationConfig:
+        """Return a config, and the checkpoint below it, with other name rules."""
+        source = None if self.source is None else self.source.with_names(names)
+        return attrs.evolve(self, names=names, source=source)
+
+    def with_excludes(self, *entries: str) -> QuantizationConfig:
+        """Return a config that also leaves alone what `entries` cover (literals, globs, `re:`).
+
+        Raises:
+            ConfigError: an expression does not compile.
+        """
+        added = tuple(Pattern.parse(text, f"with_excludes[{index}]") for index, text in enumerate(entries))
+        return attrs.evolve(self, exclude_layers=(*self.exclude_layers, *added))
+
+    def to_dict(self) -> dict[str, object] | None:
+        """Return the document that was parsed: `from_dict` of it, or `from_online` of its `request`, is equal to this."""
+        found: dict[str, object] | None = json.loads(self._document)
+        return found
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """The entries, compiled once."""
+        return Matcher(
+            self.exclude_layers,
+            self.layer_pattern_specs,
+            self.class_specs,
+            self.global_spec,
+            self.names,
+            mapped=self.source is None,
+        )
+
+    @functools.cached_property
+    def _remembered(self) -> _Remembered:
+        return _Remembered(self)
+
+    @functools.cached_property
+    def _met(self) -> dict[tuple[int, LayerQuantConfig], LayerQuantConfig]:
+        return {}
+
+    def resolve(self, prefix: str) -> LayerQuantConfig:
+        """Return the format of the module `prefix`: exclude, then the first pattern, then global.
+
+        Raises:
+            ResolveError: the name is empty, or the shards or experts of a fused module disagree.
+        """
+        return self._remembered[prefix]
+
+    def resolve_afresh(self, name: str) -> LayerQuantConfig:
+        """Return what `resolve` returns, without looking at or keeping earlier answers."""
+        check_name(name)
+        matcher = self.matcher
+        if not matcher.is_plain(name):
+            return self.explain(name).config
+        index = matcher.first(name)
+        return self._plain(name, index)
+
+    def _plain(self, name: str, index: int) -> LayerQuantConfig:
+        outcome = self.matcher.outcomes[index]
+        if self.source is None:
+            key = (index, outcome.spec)
+        else:
+            key = (index, self.source.resolve(name))
+        found = self._met.get(key)
+        if found is None:
+            found = self._met[key] = self._decide(name, outcome, None, 1).config
+        return found
+
+    def resolve_many(self, names: Iterable[str]) -> dict[str, LayerQuantConfig]:
+        """Return the format of each of `names`, the whole model in one pass.
+
+        Raises:
+            ResolveError: as `resolve`, for the first name that has no answer.
+        """
+        asked = list(names)
+        plain = self.matcher.is_plain
+        simple = [name for name in asked if plain(name)]
+        for name in simple:
+            check_name(name)
+        default = self.matcher.default_class
+        indices = self.matcher.resolver.first_many(simple)
+        if self.source is None:
+            formats = [self._plain("", index) for index in range(len(self.matcher.outcomes))]
+            found = {
+                name: formats[index if index < default else default] for name, index in zip(simple, indices, strict=True)
+            }
+        else:
+            found = {name: self._plain(name, min(index, default)) for name, index in zip(simple, indices, strict=True)}
+        return {name: found[name] if name in found else self.resolve(name) for name in asked}
+
+    def explain(self, prefix: str, module: ModuleInfo | None = None, *, tp: int = 1) -> Decision:
+        """Return what the module becomes, why, and which entry (with its JSON path) said so.
+
+        Args:
+            prefix: the module's name.
+            module: kind, class and shape where they are known; then what cannot be quantized is kept and says why.
+            tp: tensor-parallel ranks.
+
+        Raises:
+            ResolveError: as `resolve`.
+        """
+        check_name(prefix)
+        kind = module.kind_of(prefix) if module else None
+        class_name = module.class_of(prefix) if module else None
+        outcome = self.matcher.outcome(prefix, kind=kind, class_name=class_name)
+        return self._decide(prefix, outcome, module, tp)
+
+    def _decide(self, name: str, outcome: Outcome, module: ModuleInfo | None, tp: int) -> Decision:
+        if self.source is not None:
+            below = self.source.explain(name, module).config if module else self.source.resolve(name)
+            return meet(name, outcome, below, module, tp)
+        stored = outcome.spec.resolved()
+        return Decision(name, stored, outcome.why, outcome.entry, outcome.spec, stored, members=outcome.members)
+
+    def global_decision(self) -> Decision:
+        """Return what a linear module gets that no entry names."""
+        outcome = self.matcher.outcomes[-1]
+        if self.source is None:
+            stored = outcome.spec.resolved()
+            return Decision("", stored, outcome.why, None, outcome.spec, stored)
+        return meet("", outcome, self.source.global_spec.resolved(), None)
+
+    def unmatched(self, modules: Iterable[str]) -> tuple[Pattern, ...]:
+        """Return the entries that fit none of `modules`: most are misspelt."""
+        fitting: set[int] = set()
+        for name in modules:
+            fitting |= self.matcher.hits(name)
+        entries = self.matcher.entries
+        return tuple(entry for index, entry in enumerate(entries) if index not in fitting and entry.text)
+
+    def digest(self) -> str:
+        """Return a SHA-256 that changes whenever an answer can: a key for compile caches.
+
+        The order of excludes does not count, that of patterns does; it is the same on every Python and torch.
+        """
+        return digest_of(self)
