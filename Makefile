@@ -53,8 +53,6 @@ lint: setup ## check style and format
 
 types: setup ## check the types
 	$(BIN)/mypy
-	cd docs/tutorial/demo && $(abspath $(BIN))/mypy --config-file ../../../pyproject.toml \
-		__main__.py
 
 docs: setup ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html

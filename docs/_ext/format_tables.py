@@ -48,14 +48,6 @@ class FormatTable(SphinxDirective):
         """Parse the table as if it had been written into the page."""
         wanted = "sources" not in self.options
         heads = ["name", "aliases", "weight", "default activation", "allowed activations", "rounding", "K multiple"]
-            "name",
-            "aliases",
-            "weight",
-            "default activation",
-            "allowed activations",
-            "scale rounding",
-            "K multiple",
-        ]
         lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
         lines += [row(entry) for entry in formats() if entry.requestable == wanted]
         container = nodes.container()

@@ -7,6 +7,7 @@ from pydoc_data.topics import topics
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import GenerationConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,8 +28,8 @@ def evaluation_tokens(tokenizer: PreTrainedTokenizerBase, count: int = TOKENS) -
     """
     text = "\n\n".join(topics[name] for name in sorted(topics))
     # A token spans well under 16 characters: no need to tokenize the whole text.
-    ids = tokenizer(text[: 16 * count], return_tensors="pt").input_ids[0]
-    return ids[:count]
+    ids: list[int] = tokenizer(text[: 16 * count]).input_ids
+    return torch.tensor(ids[:count])
 
 
 @torch.inference_mode()
@@ -66,8 +67,11 @@ def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pro
     """
     if tokenizer.chat_template:
         message = [{"role": "user", "content": prompt}]
-        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-    inputs = tokenizer(prompt, return_tensors="pt")
-    out = model.generate(**inputs, max_new_tokens=length, do_sample=False)
-    answer = tokenizer.decode(out[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-    return " ".join(answer.split())
+        prompt = str(tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
+    ids = torch.tensor([tokenizer(prompt).input_ids])
+    mask = torch.ones_like(ids)
+    config = GenerationConfig(max_new_tokens=length, do_sample=False, pad_token_id=tokenizer.eos_token_id)
+    arguments = {"input_ids": ids, "attention_mask": mask, "generation_config": config}
+    out: torch.Tensor = model.generate(**arguments)  # type: ignore[operator]  # a mixin mypy does not see
+    answer = tokenizer.decode(out[0, ids.shape[1] :].tolist(), skip_special_tokens=True)
+    return " ".join(str(answer).split())

