@@ -285,6 +285,8 @@ class QuantizationConfig:
         if self.source is not None:
             below = self.source.explain(name, module).config if module else self.source.resolve(name)
             return meet(name, outcome, below, module, tp)
+        if module is not None and module.is_stored_unquantized:
+            return Decision(name, LayerQuantConfig(), outcome.why, outcome.entry, outcome.spec, LayerQuantConfig())
         stored = outcome.spec.resolved()
         return Decision(name, stored, outcome.why, outcome.entry, outcome.spec, stored, members=outcome.members)
 
@@ -300,7 +302,7 @@ class QuantizationConfig:
         """Return the entries that fit none of `modules`: most are misspelt."""
         fitting: set[int] = set()
         for name in modules:
-            fitting |= self.matcher.hits(name)
+            fitting |= self.matcher.survey(name)[0]
         entries = self.matcher.entries
         return tuple(entry for index, entry in enumerate(entries) if index not in fitting and entry.text)
 

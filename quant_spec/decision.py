@@ -22,6 +22,10 @@ ModuleKind: TypeAlias = Literal["linear", "moe", "embedding", "norm", "conv"]
 QUANTIZABLE_KINDS: Final = frozenset({"linear", "moe"})
 DEFAULT_CLASSES: Final = {"embedding": "Embedding", "norm": "RMSNorm", "conv": "Conv1d"}
 ONLINE: Final = "online"
+FLOAT_DTYPES: Final = frozenset(
+    {"BF16", "F16", "F32", "F64", "bf16", "fp16", "fp32", "bfloat16", "float16", "float32", "float64"}
+)
+"""Names of dtypes in which an unquantized weight is stored."""
 
 
 @attrs.frozen
@@ -34,6 +38,7 @@ class ModuleInfo:
         shape: [.., output, input] of the whole weight.
         shard_shapes: one such shape for each shard of a fused module.
         parallel: `row` (input side cut over ranks), `column` (output side cut) or None.
+        stored_dtype: dtype of the tensor in the checkpoint, as safetensors or torch name it; None: not looked at.
     """
 
     kind: ModuleKind | None = None
@@ -41,6 +46,12 @@ class ModuleInfo:
     shape: tuple[int, ...] | None = None
     shard_shapes: tuple[tuple[int, ...], ...] = ()
     parallel: Literal["row", "column"] | None = None
+    stored_dtype: str | None = None
+
+    @property
+    def is_stored_unquantized(self) -> bool:
+        """True if the checkpoint's own tensor is a float of 16 or 32 bits, whatever its config says of the name."""
+        return self.stored_dtype in FLOAT_DTYPES
 
     def kind_of(self, name: str) -> ModuleKind:
         """Return the kind, by name where it is not given."""

@@ -155,13 +155,21 @@ class Matcher:
             return [self.resolver.hits(member) for member in members]
         return self.resolver.fused_hits(name, members)
 
-    def hits(self, name: str, *, kind: str | None = None, class_name: str | None = None) -> frozenset[int]:
-        """Return every entry that fits a module or one of its members."""
-        found = self.resolver.hits(name) | self.resolver.class_hits(class_name or DEFAULT_CLASS)
+    def survey(
+        self, name: str, *, kind: str | None = None, class_name: str | None = None
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the entries that fit a module or one of its members, and those that decide one of them."""
+        extra = self.resolver.class_hits(class_name or DEFAULT_CLASS)
         if kind == "moe":
-            found |= self.resolver.moe_hits()
+            extra |= self.resolver.moe_hits()
+        own = self.resolver.hits(name)
+        if extra:
+            own |= extra
         members = self.members(name)
-        return found.union(*self.member_hits(name, members)) if members else found
+        if not members:
+            return own, frozenset((min(own),)) if own else own
+        each = [hits | extra for hits in self.member_hits(name, members)]
+        return own.union(*each), frozenset(min(hits) for hits in each if hits)
 
     def _agreed(self, name: str, members: tuple[str, ...], outcomes: list[Outcome]) -> Outcome:
         distinct = {(outcome.spec.weight, outcome.spec.activation) for outcome in outcomes}

@@ -236,7 +236,9 @@ class Resolver:
         parent, _, leaf = name.rpartition(".")
         record = self._path(parent)
         state = record.state.edges.get(leaf) or self._edge(record.state, leaf)
-        found = state.hits.union(record.literals, self._subtrees.get(name, ()), self._exact.get(name, ()))
+        found = state.hits
+        if record.literals or name in self._subtrees or name in self._exact:
+            found = found.union(record.literals, self._subtrees.get(name, ()), self._exact.get(name, ()))
         written = () if self._mapping is None else self._mapping.to_checkpoint(name)
         if self._written:
             for each in written:
