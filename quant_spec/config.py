@@ -101,6 +101,8 @@ class QuantizationConfig:
         if not isinstance(quantization_config, Mapping):
             raise ConfigError(wrong_type("$", quantization_config, "object", "null"))
         method = detect_method(quantization_config, facts)
+        if method is None:
+            return cls(source_dtype=facts.torch_dtype, names=names, document=json.dumps(quantization_config))
         parsed = get_parser(method).parse(quantization_config, facts)
         return cls._from_parsed(parsed, quantization_config, facts.torch_dtype, names)
 
@@ -258,7 +260,8 @@ class QuantizationConfig:
         if self.source is None:
             formats = [self._plain("", index) for index in range(len(self.matcher.outcomes))]
             found = {
-                name: formats[index if index < default else default] for name, index in zip(simple, indices, strict=True)
+                name: formats[index if index < default else default]
+                for name, index in zip(simple, indices, strict=True)
             }
         else:
             found = {name: self._plain(name, min(index, default)) for name, index in zip(simple, indices, strict=True)}
@@ -292,11 +295,11 @@ class QuantizationConfig:
 
     def global_decision(self) -> Decision:
         """Return what a linear module gets that no entry names."""
-        outcome = self.matcher.outcomes[-1]
+        outcome = self.matcher.outcomes[self.matcher.default_class]
         if self.source is None:
             stored = outcome.spec.resolved()
             return Decision("", stored, outcome.why, None, outcome.spec, stored)
-        return meet("", outcome, self.source.global_spec.resolved(), None)
+        return meet("", outcome, self.source.global_decision().config, None)
 
     def unmatched(self, modules: Iterable[str]) -> tuple[Pattern, ...]:
         """Return the entries that fit none of `modules`: most are misspelt."""

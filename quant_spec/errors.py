@@ -57,6 +57,7 @@ class Defect:
         value: what was found there.
         expected: the allowed values or types, in words a reader can type.
         hint: the nearest match, or any other advice; empty if there is none.
+        rule: the rule of the JSON schema that refuses it too, as `FILE#/POINTER`; empty if none was asked.
     """
 
     path: str
@@ -64,6 +65,7 @@ class Defect:
     value: object = None
     expected: tuple[str, ...] = ()
     hint: str = ""
+    rule: str = ""
 
     def __str__(self) -> str:
         """Return the defect as one line."""
@@ -72,7 +74,8 @@ class Defect:
             listed = self.expected[:_LISTED_CHOICES]
             more = len(self.expected) - len(listed)
             line += f"; allowed: {', '.join(listed)}" + (f" and {more} more" if more else "")
-        return f"{line}; {self.hint}" if self.hint else line
+        line += f"; {self.hint}" if self.hint else ""
+        return f"{line} [{self.rule}]" if self.rule else line
 
 
 def unknown(path: str, what: str, value: object, choices: Iterable[str]) -> Defect:
@@ -89,7 +92,8 @@ def unknown(path: str, what: str, value: object, choices: Iterable[str]) -> Defe
 
 def wrong_type(path: str, value: object, *expected: str) -> Defect:
     """Return the defect 'expected …, found …' for a value of the wrong JSON type."""
-    return Defect(path, f"expected {' or '.join(expected)}, found {json_type(value)} {shown(value)}", value)
+    found = "null" if value is None else f"{json_type(value)} {shown(value)}"
+    return Defect(path, f"expected {' or '.join(expected)}, found {found}", value)
 
 
 def json_type(value: object) -> str:

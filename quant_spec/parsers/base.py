@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
@@ -14,6 +14,31 @@ from quant_spec.patterns import Pattern
 from quant_spec.quant_key import QuantKey
 
 ENTRY_POINT_GROUP: Final = "quant_spec.parsers"
+
+REQUEST_SHAPES: Final = ("online", "targets")
+"""Parsers of an operator's request: no checkpoint's `quant_method`."""
+
+_GENERIC: Final = "quant_spec.parsers.generic"
+BUILTIN_MODULES: Final[dict[str, str]] = {
+    "online": "quant_spec.parsers.online",
+    "targets": "quant_spec.parsers.targets",
+    "quark": "quant_spec.parsers.quark",
+    "auto-round": f"{_GENERIC}.auto_round",
+    "awq": f"{_GENERIC}.awq",
+    "bitsandbytes": f"{_GENERIC}.bitsandbytes",
+    "compressed-tensors": f"{_GENERIC}.compressed_tensors",
+    "fbgemm_fp8": f"{_GENERIC}.fbgemm",
+    "fp8": f"{_GENERIC}.fp8",
+    "fp_quant": f"{_GENERIC}.fp_quant",
+    "gptq": f"{_GENERIC}.gptq",
+    "hqq": f"{_GENERIC}.hqq",
+    "modelopt": f"{_GENERIC}.modelopt",
+    "mxfp4": f"{_GENERIC}.mxfp",
+    "mxfp8": f"{_GENERIC}.mxfp",
+    "torchao": f"{_GENERIC}.torchao",
+    "w4afp8": f"{_GENERIC}.w4afp8",
+}
+"""Module of each parser that comes with the library; imported when its method is first asked for."""
 
 PatternSpecs: TypeAlias = "tuple[tuple[Pattern, LayerQuantConfig], ...]"
 
@@ -83,7 +108,7 @@ class ParserRegistry:
     """The parsers by `quant_method`. Third parties register by decorator or by entry point."""
 
     def __init__(self) -> None:
-        """Start empty; entry points are read on the first unknown method."""
+        """Start empty; a built-in parser is read when asked for, entry points on the first unknown method."""
         self._parsers: dict[str, QuantParser] = {}
         self._loaded_plugins = False
 
@@ -94,6 +119,9 @@ class ParserRegistry:
             QuantSpecError: one of them has a parser already.
         """
         for method in methods:
+            if method in BUILTIN_MODULES and type(parser).__module__ != BUILTIN_MODULES[method]:
+                message = f"quant_method {method!r} already has the parser of {BUILTIN_MODULES[method]}"
+                raise QuantSpecError(message)
             if method in self._parsers and type(self._parsers[method]) is not type(parser):
                 message = f"quant_method {method!r} already has the parser {type(self._parsers[method]).__name__}"
                 raise QuantSpecError(message)
@@ -103,22 +131,31 @@ class ParserRegistry:
         """Forget the parser of a method (for tests that define one)."""
         del self._parsers[method]
 
+    def _load_builtin(self, method: str) -> None:
+        module = BUILTIN_MODULES.get(method)
+        if module is not None:
+            importlib.import_module(module)
+
     def _load_plugins(self) -> None:
         if not self._loaded_plugins:
             self._loaded_plugins = True
+            from importlib.metadata import entry_points  # noqa: PLC0415  (22 ms, for an unknown word only)
+
             for entry in entry_points(group=ENTRY_POINT_GROUP):
                 entry.load()
 
     def find(self, method: str) -> QuantParser | None:
         """Return the parser of `method`, or None."""
         if method not in self._parsers:
+            self._load_builtin(method)
+        if method not in self._parsers:
             self._load_plugins()
         return self._parsers.get(method)
 
     def methods(self) -> tuple[str, ...]:
-        """Return the known methods in order of name."""
+        """Return the known methods of checkpoints in order of name."""
         self._load_plugins()
-        return tuple(sorted(self._parsers))
+        return tuple(sorted({*self._parsers, *BUILTIN_MODULES} - set(REQUEST_SHAPES)))
 
 
 PARSERS: Final = ParserRegistry()

@@ -1,0 +1,1 @@
+"""Methods of other tools: one file a family."""
