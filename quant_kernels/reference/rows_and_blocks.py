@@ -37,7 +37,8 @@ def block_amax(weight: Tensor, rows: int = BLOCK, cols: int = BLOCK) -> Tensor:
         return weight.new_zeros((*weight.shape[:-2], tiles_n, tiles_k), dtype=torch.float32)
     padded = torch.nn.functional.pad(weight.abs(), (0, tiles_k * cols - k, 0, tiles_n * rows - n))
     tiles = padded.unflatten(-1, (tiles_k, cols)).unflatten(-3, (tiles_n, rows))
-    return tiles.amax(dim=(-3, -1)).float()
+    greatest = tiles.amax(dim=(-3, -1)).float()
+    return torch.where(greatest.isnan(), torch.nan, greatest)
 
 
 def fp32_scale(amax: Tensor, greatest: float) -> Tensor:
