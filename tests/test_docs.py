@@ -1,0 +1,62 @@
+"""Every Python and JSON block of the documentation is run or parsed, and every link inside the repository leads somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)[^)]*\)|\{doc\}`(?:[^`<]*<)?([^`>]+)>?`")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Fenced code blocks of one language, in order."""
+    return [code for name, code in BLOCK.findall(page.read_text("utf-8")) if name == language]
+
+
+def pages_with(language: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page, language)]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    """The blocks of a page are one program, run in a process of its own: they may register things."""
+    program = "\n".join(blocks(page, "python"))
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", pages_with("json"), ids=name_of)
+def test_json_blocks_are_configs(page: Path) -> None:
+    from quant_spec import QuantizationConfig
+
+    for block in blocks(page, "json"):
+        QuantizationConfig.from_online(json.loads(block))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    for link, doc in LINK.findall(page.read_text("utf-8")):
+        target = page.parent / (link or f"{doc}.md")
+        assert target.exists(), f"{name_of(page)}: {link or doc}"
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = set()
+    for page in PAGES:
+        for body in re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+            entries = [line for line in body.splitlines() if line and not line.startswith(":")]
+            listed |= {(page.parent / f"{entry}.md").resolve() for entry in entries}
+    docs = {page for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert docs - listed == {ROOT / "docs" / "index.md"}
