@@ -62,7 +62,7 @@ bench: setup ## run the benchmarks, which print ratios
 		echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
 wheel: setup ## build the wheel into dist/ and check what it holds
-	rm -rf dist
+	rm -rf dist build/lib* build/bdist*
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	$(BIN)/python tests/packaging/check_wheel.py dist
 

@@ -1,4 +1,4 @@
-"""Every Python and JSON block of the documentation is run or parsed, and every link inside the repository leads somewhere."""
+"""Python and JSON blocks of the documentation are run or parsed; links inside the repository lead somewhere."""
 
 from __future__ import annotations
 
