@@ -1,18 +1,20 @@
 """One automaton for all globs and `re:` expressions of a config, built once, its states found as names come.
 
 Nodes form a nondeterministic automaton over characters. Sets of nodes are interned and remember where each character
-leads, so that the names of a model, which share nearly all their structure, cost a few dictionary look-ups each. Time is linear in
-the name and the number of live nodes whatever the expression: nothing backtracks.
+leads, so that the names of a model, which share nearly all their structure, cost a few dictionary look-ups each.
+Time is linear in the name and the number of live nodes whatever the expression: nothing backtracks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quant_spec.globs import Wild, glob_tokens
 from quant_spec.regexes import Item, Regex, children, constants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _MAX_STATES: Final = 200_000
 """Interned sets of nodes; beyond it they are forgotten and found anew."""

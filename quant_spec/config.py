@@ -12,7 +12,7 @@ import attrs
 from quant_spec.decision import Decision, ModuleInfo, meet
 from quant_spec.digest import digest_of
 from quant_spec.errors import ConfigError, Defect, wrong_type
-from quant_spec.layer_config import LayerQuantConfig
+from quant_spec.layer_config import UNQUANTIZED, LayerQuantConfig
 from quant_spec.mapping import NameRules
 from quant_spec.matching import Matcher, Outcome, check_name
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, get_parser
@@ -63,7 +63,7 @@ class QuantizationConfig:
     """
 
     quant_method: str | None = None
-    global_spec: LayerQuantConfig = LayerQuantConfig()
+    global_spec: LayerQuantConfig = UNQUANTIZED
     layer_pattern_specs: PatternSpecs = ()
     exclude_layers: tuple[Pattern, ...] = ()
     class_specs: PatternSpecs = ()
@@ -118,7 +118,7 @@ class QuantizationConfig:
         """Return a request layered over a checkpoint's config.
 
         Args:
-            request: an `online_quant_config`, or an object of `targets` or of `linear` and `moe`; {} or None: the source.
+            request: an `online_quant_config`, or an object of `targets` or `linear` and `moe`; {} or None: the source.
             source: the checkpoint's config; None: unquantized.
             shorthand: vLLM's word beside the object.
             names: fused modules and experts; None: those of the source.
@@ -163,7 +163,7 @@ class QuantizationConfig:
         name_mapping: Mapping[str, str] | None = None,
         packed_modules_mapping: Mapping[str, Iterable[str]] | None = None,
     ) -> QuantizationConfig:
-        """Return a config whose checkpoint entries are renamed and whose fused modules are those given; None: as before.
+        """Return a config with these renames of checkpoint entries and these fused modules; None: as before.
 
         What engines call `remap_layer_name`. Doing it twice changes nothing. Requests are written in module names and
         are not renamed; the checkpoint below a request is.
@@ -190,7 +190,7 @@ class QuantizationConfig:
         return attrs.evolve(self, exclude_layers=(*self.exclude_layers, *added))
 
     def to_dict(self) -> dict[str, object] | None:
-        """Return the document that was parsed: `from_dict` of it, or `from_online` of its `request`, is equal to this."""
+        """Return the document that was parsed (a request: under `request`); parsed again it gives an equal config."""
         found: dict[str, object] | None = json.loads(self._document)
         return found
 
@@ -235,10 +235,7 @@ class QuantizationConfig:
 
     def _plain(self, name: str, index: int) -> LayerQuantConfig:
         outcome = self.matcher.outcomes[index]
-        if self.source is None:
-            key = (index, outcome.spec)
-        else:
-            key = (index, self.source.resolve(name))
+        key = (index, outcome.spec if self.source is None else self.source.resolve(name))
         found = self._met.get(key)
         if found is None:
             found = self._met[key] = self._decide(name, outcome, None, 1).config
@@ -259,10 +256,7 @@ class QuantizationConfig:
         indices = self.matcher.resolver.first_many(simple)
         if self.source is None:
             formats = [self._plain("", index) for index in range(len(self.matcher.outcomes))]
-            found = {
-                name: formats[index if index < default else default]
-                for name, index in zip(simple, indices, strict=True)
-            }
+            found = {name: formats[min(default, index)] for name, index in zip(simple, indices, strict=True)}
         else:
             found = {name: self._plain(name, min(index, default)) for name, index in zip(simple, indices, strict=True)}
         return {name: found[name] if name in found else self.resolve(name) for name in asked}
@@ -289,12 +283,12 @@ class QuantizationConfig:
             below = self.source.explain(name, module).config if module else self.source.resolve(name)
             return meet(name, outcome, below, module, tp)
         if module is not None and module.is_stored_unquantized:
-            return Decision(name, LayerQuantConfig(), outcome.why, outcome.entry, outcome.spec, LayerQuantConfig())
+            return Decision(name, UNQUANTIZED, outcome.why, outcome.entry, outcome.spec, UNQUANTIZED)
         stored = outcome.spec.resolved()
         return Decision(name, stored, outcome.why, outcome.entry, outcome.spec, stored, members=outcome.members)
 
     def global_decision(self) -> Decision:
-        """Return what a linear module gets that no entry names."""
+        """Return what a linear module gets that no entry names; a requested format is given as if it could be made."""
         outcome = self.matcher.outcomes[self.matcher.default_class]
         if self.source is None:
             stored = outcome.spec.resolved()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
@@ -17,6 +16,9 @@ from quant_spec.matching import Outcome, Why
 from quant_spec.patterns import Pattern
 from quant_spec.quant_key import MXFP8, QuantKey
 from quant_spec.unset import UNSET
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ModuleKind: TypeAlias = Literal["linear", "moe", "embedding", "norm", "conv"]
 QUANTIZABLE_KINDS: Final = frozenset({"linear", "moe"})
@@ -33,12 +35,13 @@ class ModuleInfo:
     """What is known of a module beside its name.
 
     Attributes:
-        kind: `linear`, `moe`, `embedding`, `norm` or `conv`; None: `moe` for a name that ends in `experts`, else `linear`.
+        kind: `linear`, `moe`, `embedding`, `norm` or `conv`; None: `moe` if the name ends in `experts`, else `linear`.
         class_name: its class; None: `Linear` for linear and moe, else what usually holds such a weight.
         shape: [.., output, input] of the whole weight.
         shard_shapes: one such shape for each shard of a fused module.
         parallel: `row` (input side cut over ranks), `column` (output side cut) or None.
-        stored_dtype: dtype of the tensor in the checkpoint, as safetensors or torch name it; None: not looked at.
+        stored_dtype: dtype of the tensor in the checkpoint, as safetensors or torch name it; None: unknown.
+        obstacle: why this module cannot be converted whatever is asked for; empty: nothing is known against it.
     """
 
     kind: ModuleKind | None = None
@@ -47,6 +50,7 @@ class ModuleInfo:
     shard_shapes: tuple[tuple[int, ...], ...] = ()
     parallel: Literal["row", "column"] | None = None
     stored_dtype: str | None = None
+    obstacle: str = ""
 
     @property
     def is_stored_unquantized(self) -> bool:
@@ -130,7 +134,11 @@ def is_convertible(key: QuantKey | None) -> bool:
     if key is None or key.same_format(MXFP8):
         return True
     plain = key.element is FP8_E4M3 or key.element == FP8_E4M3
-    return plain and key.second_scale is None and isinstance(key.scale.granularity, (PerTensor, PerChannel, PerBlock, PerGroup))
+    return (
+        plain
+        and key.second_scale is None
+        and isinstance(key.scale.granularity, (PerTensor, PerChannel, PerBlock, PerGroup))
+    )
 
 
 def meet(name: str, outcome: Outcome, source: LayerQuantConfig, module: ModuleInfo | None, tp: int = 1) -> Decision:
@@ -182,6 +190,8 @@ def _unsupported(name: str, target: QuantKey, source: LayerQuantConfig, module: 
     kind = module.kind_of(name)
     if kind not in QUANTIZABLE_KINDS:
         return f"{kind} modules are not quantized"
+    if module.obstacle:
+        return module.obstacle
     return _indivisible(target, module.input_sizes(), tp if module.parallel == "row" else 1)
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, TypeAlias
 
-from quant_spec.layer_config import LayerQuantConfig
-from quant_spec.patterns import Pattern
-from quant_spec.quant_key import QuantKey, ScaleDesc
 from quant_spec.unset import UNSET, UnsetType
 
 if TYPE_CHECKING:
     from quant_spec.config import QuantizationConfig
+    from quant_spec.layer_config import LayerQuantConfig
+    from quant_spec.patterns import Pattern
+    from quant_spec.quant_key import QuantKey, ScaleDesc
 
-Canonical: TypeAlias = "str | int | bool | None | list[Canonical] | dict[str, Canonical]"
+Canonical: TypeAlias = "str | int | bool | list[Canonical] | dict[str, Canonical] | None"
 
 SCHEMA_VERSION = 1
 """Raised when the same config comes to mean something else."""
@@ -64,5 +63,7 @@ def canonical(config: QuantizationConfig) -> Canonical:
 
 def digest_of(config: QuantizationConfig) -> str:
     """Return the SHA-256 of `canonical(config)` as 64 hexadecimal digits."""
+    import hashlib  # noqa: PLC0415  (5 ms of start-up, for compile caches only)
+
     text = json.dumps(canonical(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

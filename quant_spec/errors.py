@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _SHOWN_VALUE_LENGTH = 120
 _LISTED_CHOICES = 24

@@ -10,7 +10,7 @@ import attrs
 from quant_spec.errors import ConfigError, Defect, shown
 
 
-def _positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
+def _positive(_: object, attribute: attrs.Attribute[int], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(Defect("$", f"{attribute.name} must be a positive integer, found {shown(value)}", value))
 
@@ -60,7 +60,7 @@ class PerToken:
 
 @attrs.frozen
 class PerGroup:
-    """One scale a run of `group_size` elements along the input side. Scale shape of [N, K]: [N, ceil(K / group_size)]."""
+    """One scale a run of `group_size` elements along the input side. Scale shape of [N, K]: [N, ceil(K / G)]."""
 
     group_size: int = attrs.field(validator=_positive)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -58,7 +58,7 @@ class LayerQuantConfig:
 
     @property
     def quant_type(self) -> str:
-        """Granularity of the weight in the engines' words: `No`, `per_Tensor`, `per_Token`, `per_1x32`, `per_1x128`, …."""
+        """Granularity of the weight in the engines' words: `No`, `per_Token`, `per_1x32`, `per_1x128`, …."""
         return engine_quant_type(self.weight_key)
 
     @property
@@ -68,7 +68,7 @@ class LayerQuantConfig:
 
     @property
     def quant_dtype(self) -> torch.dtype:
-        """torch dtype of the stored weight (MXFP4: `float4_e2m1fn_x2`). Imports torch."""
+        """Dtype in torch of the stored weight (MXFP4: `float4_e2m1fn_x2`). Imports torch."""
         return self.element.torch_dtype
 
     @property
@@ -80,6 +80,10 @@ class LayerQuantConfig:
     def __str__(self) -> str:
         """Return `weight x activation` in the words of the documents."""
         return f"{word(self.weight)} x {word(self.activation)}"
+
+
+UNQUANTIZED: Final = LayerQuantConfig()
+"""Weight and activation in the model's own dtype, nobody named."""
 
 
 def word(key: QuantKey | UnsetType | None) -> str:

@@ -1,4 +1,4 @@
-"""Names: renames from checkpoint to module spelling, fused modules, expert containers. All values; nothing is changed in place."""
+"""Names: renames from checkpoint to module spelling, fused modules, expert containers. Values, never changed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PackedTuple: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
 
 
 def _pairs(value: Mapping[str, str] | PairTuple) -> PairTuple:
-    items = tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
+    items: tuple[tuple[str, object], ...] = tuple(value.items() if isinstance(value, Mapping) else value)
     defects = [wrong_type(f"name_mapping[{old!r}]", new, "string") for old, new in items if not isinstance(new, str)]
     defects += [Defect("name_mapping", "empty rule", old) for old, _ in items if not old.strip(".")]
     if defects:
         raise ConfigError(defects)
-    return items
+    return tuple((old, str(new)) for old, new in items)
 
 
 def _packed(value: Mapping[str, Iterable[str]] | PackedTuple) -> PackedTuple:

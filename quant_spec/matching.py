@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from quant_spec.errors import ResolveError, shown
 from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.mapping import NameRules, is_container
-from quant_spec.parsers.base import PatternSpecs
 from quant_spec.patterns import EXPERTS, Pattern, PatternKind
 from quant_spec.resolver import Resolver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quant_spec.parsers.base import PatternSpecs
 
 MAX_NAME_LENGTH: Final = 4096
 """Characters of a module name."""
@@ -199,7 +202,9 @@ class _Leaves:
     def __init__(self, rules: NameRules, entries: Iterable[Pattern]) -> None:
         self._rules = rules
         self._named = _below_containers(
-            rules.to_module(entry.target) for entry in entries if entry.kind is PatternKind.LITERAL and EXPERTS in entry.target
+            rules.to_module(entry.target)
+            for entry in entries
+            if entry.kind is PatternKind.LITERAL and EXPERTS in entry.target
         )
         self._stored: dict[str, tuple[str, ...]] | None = None
         self._with_tensors: set[str] | None = None

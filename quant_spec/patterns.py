@@ -91,7 +91,7 @@ class Pattern:
         return cls(kind, path, PatternKind.SLOT)
 
     def covers(self, name: str, class_name: str | None = None) -> bool:
-        """Tell whether this entry covers the module `name` (rules for entries; mapping and fusing are not its matter)."""
+        """Tell whether this entry covers the module `name` (renames and fusing apart)."""
         if not self.target:
             return False
         if self.kind is PatternKind.LITERAL:

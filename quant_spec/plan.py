@@ -238,7 +238,13 @@ def _check_runnable(result: ModelPlan, runnable: Collection[str]) -> None:
         decision = module.decision
         key = decision.source.weight_key
         if not decision.changes and key is not None and str(key) not in runnable:
-            by = f"{decision.why} {decision.entry.text!r} ({decision.entry.path})" if decision.entry else str(decision.why)
-            lines.append(f"{module.name}: kept as {key} ({by}), which this engine cannot run; it can run {', '.join(runnable)}")
+            by = (
+                f"{decision.why} {decision.entry.text!r} ({decision.entry.path})"
+                if decision.entry
+                else str(decision.why)
+            )
+            lines.append(
+                f"{module.name}: kept as {key} ({by}), which this engine cannot run; it can run {', '.join(runnable)}"
+            )
     if lines:
         raise PlanError("\n".join(lines))

@@ -111,7 +111,9 @@ class QuantKey:
         """
         body, colon, mode = text.partition(":")
         if colon and mode not in _MODES:
-            raise ConfigError(Defect(path, f"unknown suffix {shown(':' + mode)} in {shown(text)}", text, (":dynamic", ":static")))
+            raise ConfigError(
+                Defect(path, f"unknown suffix {shown(':' + mode)} in {shown(text)}", text, (":dynamic", ":static"))
+            )
         dynamic = _MODES.get(mode)
         if body in SHORT_KEYS:
             key = SHORT_KEYS[body]

@@ -1,4 +1,4 @@
-"""`re:` expressions, and why none of them can hang a server.
+r"""`re:` expressions, and why none of them can hang a server.
 
 An expression made of characters, sets, groups, alternations, repeats, `^` and `$` is run by the automaton of
 `automaton.py` in time linear in the name. The rest (look-around, `\\b`, back-references, inline flags, atomic groups)
@@ -9,21 +9,23 @@ its cost to the square of the name's length, and that length is bounded in turn.
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import sys
-from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
 from quant_spec.errors import ConfigError, Defect, shown
 
-if sys.version_info >= (3, 11):
-    from re import _constants as constants
-    from re import _parser as parser
-else:  # pragma: no cover  (the names of Python 3.10)
-    import sre_constants as constants
-    import sre_parse as parser
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SINCE_311: Final = sys.version_info >= (3, 11)
+constants: Final = importlib.import_module("re._constants" if _SINCE_311 else "sre_constants")
+"""Operations of the parse tree of `re`."""
+parser: Final = importlib.import_module("re._parser" if _SINCE_311 else "sre_parse")
+"""The parser of `re`, without its compiler."""
 
 MAX_REGEX_LENGTH: Final = 10_000
 """Characters of an expression."""
@@ -123,17 +125,19 @@ def _parse(expression: str) -> Regex | str:
         return f"regular expression of {len(expression)} characters; at most {MAX_REGEX_LENGTH} are accepted"
     try:
         tree = parser.parse(expression)
-        items: tuple[Item, ...] = tuple(tree)
-        if _nodes(items) > MAX_REGEX_NODES:
-            return f"regular expression {shown(expression)} is too large with its counted repeats written out"
-        flags = tree.state.flags & ~re.UNICODE.value
-        if not flags and _is_linear(items):
-            return Regex(expression, items, linear=True)
-        re.compile(expression)
+        return _checked(expression, tuple(tree), tree.state.flags & ~re.UNICODE.value)
     except (re.error, OverflowError) as error:
         return f"regular expression {shown(expression)} does not compile: {error}"
     except RecursionError:
         return f"regular expression {shown(expression)} is nested too deeply"
+
+
+def _checked(expression: str, items: tuple[Item, ...], flags: int) -> Regex | str:
+    if _nodes(items) > MAX_REGEX_NODES:
+        return f"regular expression {shown(expression)} is too large with its counted repeats written out"
+    if not flags and _is_linear(items):
+        return Regex(expression, items, linear=True)
+    re.compile(expression)
     if _open_repeats(items) > MAX_OPEN_REPEATS:
         return (
             f"regular expression {shown(expression)} needs backtracking (look-around, flags or back-references) and"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
-from quant_spec.decision import ModuleInfo
 from quant_spec.errors import PlanError
+
+if TYPE_CHECKING:
+    from quant_spec.decision import ModuleInfo
 
 
 @attrs.frozen

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from quant_spec.config import QuantizationConfig
 from quant_spec.decision import FLOAT_DTYPES
 from quant_spec.errors import LoadError
+
+if TYPE_CHECKING:
+    from quant_spec.config import QuantizationConfig
 
 WEIGHT_NAMES: Final = ("weight", "weight_packed")
 """Last parts of a quantized weight's own tensor."""
@@ -56,11 +58,13 @@ def scale_tensors(config: QuantizationConfig, tensors: Mapping[str, str | None])
         if scale is not None:
             found[module] = scale
         elif spec.is_quantized and scaled:
-            missing.append(f"{module}.weight_scale: missing; {tensor} is stored as {spec.weight} ({' or '.join(SCALE_NAMES)})")
+            missing.append(
+                f"{module}.weight_scale: missing; {tensor} is stored as {spec.weight} ({' or '.join(SCALE_NAMES)})"
+            )
         activation = spec.activation_key
-        if activation is not None and activation.scale.dynamic is False:
-            if not any(f"{module}.{name}" in tensors for name in INPUT_SCALE_NAMES):
-                missing.append(f"{module}.input_scale: missing; its activation is {activation}")
+        static = activation is not None and activation.scale.dynamic is False
+        if static and not any(f"{module}.{name}" in tensors for name in INPUT_SCALE_NAMES):
+            missing.append(f"{module}.input_scale: missing; its activation is {activation}")
     if missing:
         raise LoadError("\n".join(missing))
     return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -14,11 +13,8 @@ from quant_spec.errors import ConfigError, QuantSpecError, unknown
 from quant_spec.granularity import PerBlock, PerGroup
 from quant_spec.quant_key import QuantKey, ScaleDesc
 
-if TYPE_CHECKING:
-    import torch
-
-Quantizer: TypeAlias = "Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]"
-"""`(weight [.., N, K], scale_rounding) -> (data, scale, second_scale | None)`, in plain torch."""
+Conversion: TypeAlias = Callable[..., object]
+"""A plain-torch conversion; typed in `quant_kernels.reference`, since this package does not import torch."""
 
 ENTRY_POINT_GROUP: Final = "quant_spec.formats"
 
@@ -53,8 +49,8 @@ class QuantFormat:
     allowed_activations: tuple[QuantKey, ...] = ()
     scale_roundings: tuple[str, ...] = ()
     k_multiple: int = 1
-    reference: str | Quantizer | None = None
-    dequantize: str | Callable[..., torch.Tensor] | None = None
+    reference: str | Conversion | None = None
+    dequantize: str | Conversion | None = None
     requestable: bool = True
 
     @property
@@ -164,6 +160,8 @@ class FormatRegistry:
     def _load_plugins(self) -> None:
         if not self._loaded_plugins:
             self._loaded_plugins = True
+            from importlib.metadata import entry_points  # noqa: PLC0415  (22 ms, for an unknown word only)
+
             for entry in entry_points(group=ENTRY_POINT_GROUP):
                 entry.load()
 

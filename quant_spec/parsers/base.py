@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
 
 from quant_spec.errors import ConfigError, Defect, QuantSpecError, nearest, shown
-from quant_spec.layer_config import LayerQuantConfig
+from quant_spec.layer_config import UNQUANTIZED, LayerQuantConfig
 from quant_spec.patterns import Pattern
 from quant_spec.quant_key import QuantKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 ENTRY_POINT_GROUP: Final = "quant_spec.parsers"
 
@@ -75,7 +77,7 @@ class ParsedQuantConfig:
     """
 
     quant_method: str | None
-    global_spec: LayerQuantConfig = LayerQuantConfig()
+    global_spec: LayerQuantConfig = UNQUANTIZED
     layer_pattern_specs: PatternSpecs = ()
     exclude_layers: tuple[Pattern, ...] = ()
     class_specs: PatternSpecs = ()
