@@ -293,6 +293,8 @@ class QuantizationConfig:
         if self.source is None:
             stored = outcome.spec.resolved()
             return Decision("", stored, outcome.why, None, outcome.spec, stored)
+        if outcome.spec.weight_key is not None:
+            return meet("", outcome, UNQUANTIZED, None)
         return meet("", outcome, self.source.global_decision().config, None)
 
     def unmatched(self, modules: Iterable[str]) -> tuple[Pattern, ...]:
