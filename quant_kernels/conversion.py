@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
-from quant_spec import QuantFormat, QuantKey, get_format
 from torch import Tensor
 
+import quant_kernels.ops  # registers the operators that a compiled graph calls
 from quant_kernels.checks import (
     WEIGHT_DTYPES,
     KernelInputError,
@@ -26,6 +26,7 @@ from quant_kernels.job import convert, new_job
 from quant_kernels.launch import run_amax, run_dense
 from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import TARGETS
+from quant_spec import QuantFormat, QuantKey, get_format
 
 _AMAX_BLOCKS: Final = {"row": (1, 0), "1x16": (1, 16), "1x32": (1, 32), "128x128": (128, 128), "tensor": (0, 0)}
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from quant_spec import QuantKey
-from quant_spec.granularity import PerBlock, PerChannel, PerGroup, PerTensor
 from torch import Tensor
 
 from quant_kernels.checks import (
@@ -23,6 +21,9 @@ from quant_kernels.checks import (
     check_rank,
     check_shape,
 )
+from quant_spec import QuantKey
+from quant_spec.dtypes import E8M0
+from quant_spec.granularity import PerBlock, PerChannel, PerGroup, PerTensor
 
 _FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _FP4: Final = (torch.float4_e2m1fn_x2, torch.uint8)
@@ -100,6 +101,19 @@ def _fp8(
     return scale, block
 
 
+def _group_format(key: QuantKey) -> str:
+    """Return the name of a format whose word fixes everything, else an empty text. Compares parts: no text is built."""
+    granularity = key.scale.granularity
+    if not isinstance(granularity, PerGroup):
+        return ""
+    parts = (key.element.name, granularity.group_size, key.scale.dtype is E8M0, key.second_scale is not None)
+    return {
+        ("fp4_e2m1", 32, True, False): "mxfp4",
+        ("fp8_e4m3", 32, True, False): "mxfp8",
+        ("fp4_e2m1", 16, False, True): "nvfp4",
+    }.get(parts, "")
+
+
 def encode_source(  # noqa: PLR0913  (one argument a part of the source)
     data: Tensor,
     scale: Tensor,
@@ -126,7 +140,7 @@ def encode_source(  # noqa: PLR0913  (one argument a part of the source)
     check_device("scale", scale, data.device)
     if any(first < 0 for first in offset):
         raise KernelInputError("offset", str(offset), "two numbers that are not negative")
-    name = str(key)
+    name = _group_format(key)
     if name in ("mxfp4", "nvfp4"):
         check_dtype("data", data, _FP4)
         shape = (*data.shape[:-1], 2 * data.shape[-1])
@@ -145,7 +159,7 @@ def encode_source(  # noqa: PLR0913  (one argument a part of the source)
         check_shape("scale", scale, (*shape[:-1], shape[-1] // 32))
         return Encoded(data, scale.view(torch.uint8), None, (1, 32), (0, 0), shape)
     if key.element.name not in ("fp8_e4m3", "fp8_e4m3fnuz") or key.second_scale is not None:
-        raise KernelInputError("source", name, SUPPORTED)
+        raise KernelInputError("source", str(key), SUPPORTED)
     check_dtype("data", data, (_FP8[key.element.name == "fp8_e4m3fnuz"],))
     check_dtype("scale", scale, (torch.float32, torch.bfloat16, torch.float16, *_E8M0))
     if scale.dtype in _E8M0:

@@ -14,6 +14,7 @@ from quant_kernels.encodings import Encoded
 from quant_kernels.library import native_on
 from quant_kernels.reference.layouts import padded_scale_shape, shuffle_scale, shuffle_weight
 from quant_kernels.targets import LAYOUTS, ROUNDINGS, Target, TargetCode, reference_quantize
+from quant_kernels.traced import trace_amax, trace_dense, trace_quantize
 
 Source: TypeAlias = Tensor | Encoded
 """A weight as it is (float32, float16, bfloat16) or quantized."""
@@ -96,6 +97,10 @@ def run(items: Sequence[tuple[Source, Outputs]], target: Target, options: Option
         _fill_empty(source, outputs)
     if not todo:
         return
+    if torch.compiler.is_compiling():
+        for source, outputs in todo:
+            trace_quantize(source, outputs, target, options)
+        return
     device = source_device(todo[0][0])
     if target.code is TargetCode.NVFP4:
         todo = [_with_tensor_amax(source, outputs, options) for source, outputs in todo]
@@ -133,7 +138,9 @@ def run_amax(source: Source, out: Tensor, block: tuple[int, int], through: torch
     lead = source_shape(source)[:-2]
     n, k = source_shape(source)[-2:]
     tiles = out.view(*lead, -(-n // block[0]), -(-k // block[1]))
-    if native_on(device.type):
+    if torch.compiler.is_compiling() and not isinstance(source, Encoded):
+        trace_amax(source, tiles, block)
+    elif native_on(device.type):
         _run_native([(source, Outputs(scale=tiles))], int(TargetCode.AMAX), Options(through=through), device, block)
     else:
         tiles.copy_(reference.block_amax(decode(source, through), *block))
@@ -143,6 +150,10 @@ def run_dense(items: Sequence[tuple[Encoded, Tensor]], dtype: torch.dtype) -> No
     """Dequantize sources into tensors of `dtype`, rounded once."""
     todo = [(source, out) for source, out in items if out.numel()]
     if not todo:
+        return
+    if torch.compiler.is_compiling():
+        for source, out in todo:
+            trace_dense(source, out)
         return
     device = todo[0][0].data.device
     if native_on(device.type):
