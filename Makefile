@@ -10,7 +10,7 @@ EXTRAS ?= demo,dev,docs
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 TOOLS := $(VENV)/.stamp-tools
 INSTALLED := $(VENV)/.stamp-installed
 NATIVE := $(wildcard setup.py) $(shell find quant_kernels/csrc -type f \

@@ -14,6 +14,7 @@ project_copyright = "2026, quant-spec contributors"
 release = version = installed_version("quant-spec")
 
 extensions = [
+    "cli_help",
     "format_tables",
     "myst_parser",
     "sphinx.ext.autodoc",
