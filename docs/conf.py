@@ -16,6 +16,7 @@ release = version = installed_version("quant-spec")
 extensions = [
     "cli_help",
     "format_tables",
+    "import_picture",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
