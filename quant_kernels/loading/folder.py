@@ -1,0 +1,183 @@
+"""A checkpoint folder in the Hugging Face layout: config.json and safetensors files, with or without an index.
+
+Only JSON and headers are read. A shard is opened only if it lies in the folder; in a hub cache, whose snapshots are links
+into `blobs`, also if it lies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from quant_kernels.loading.headers import StoredTensor, check_name, load_object, read_header
+from quant_spec.errors import LoadError, nearest, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG_NAME: Final = "config.json"
+SINGLE_NAME: Final = "model.safetensors"
+INDEX_NAME: Final = "model.safetensors.index.json"
+MODELOPT_NAME: Final = "hf_quant_config.json"
+_LISTED: Final = 5
+
+
+@attrs.frozen
+class CheckpointFolder:
+    """What a checkpoint folder says about itself.
+
+    Attributes:
+        path: the folder.
+        config: the object of config.json.
+        tensors: every stored tensor by name, in the order of files and of data.
+        shards: names of the safetensors files, relative to `path`.
+        indexed: True if an index names the shards.
+        warnings: what looks wrong but does not stop anything.
+    """
+
+    path: Path
+    config: Mapping[str, object] = attrs.field(repr=False)
+    tensors: Mapping[str, StoredTensor] = attrs.field(repr=False)
+    shards: tuple[str, ...]
+    indexed: bool
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def open_folder(path: Path) -> CheckpointFolder:
+    """Read config.json, the index and all safetensors headers of a checkpoint folder.
+
+    Raises:
+        LoadError: the folder or a file is missing, damaged, or points outside the folder.
+        ConfigError: config.json is no valid JSON object.
+    """
+    if not path.is_dir():
+        kind = "is a file" if path.exists() else "does not exist"
+        message = f"{path}: {kind}; a checkpoint folder with {CONFIG_NAME} and safetensors files is required"
+        raise LoadError(message)
+    config = read_object(path / CONFIG_NAME, CONFIG_NAME)
+    index = path / INDEX_NAME
+    if index.exists():
+        weight_map = _weight_map(read_object(index, INDEX_NAME))
+        shards = tuple(dict.fromkeys(weight_map.values()))
+    elif (path / SINGLE_NAME).exists():
+        weight_map = None
+        shards = (SINGLE_NAME,)
+    else:
+        raise LoadError(_no_weights(path))
+    allowed = _allowed_roots(path)
+    tensors: dict[str, StoredTensor] = {}
+    for shard in shards:
+        _check_inside(path, shard, allowed)
+        for tensor in read_header(path / shard, shard):
+            known = tensors.setdefault(tensor.name, tensor)
+            if known is not tensor:
+                message = f"tensor {shown(tensor.name)} is stored twice: in {known.file} and in {tensor.file}"
+                raise LoadError(message)
+    warnings = tuple(_check_index(weight_map, tensors)) if weight_map is not None else ()
+    if not tensors:
+        message = f"{path}: {', '.join(shards)} holds no tensor"
+        raise LoadError(message)
+    return CheckpointFolder(path, config, tensors, shards, weight_map is not None, warnings)
+
+
+def read_object(path: Path, name: str) -> dict[str, object]:
+    """Return the JSON object in a file."""
+    from quant_spec.documents import load_json  # noqa: PLC0415  (imported late: headers alone do not need it)
+
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        message = f"{path}: missing; a checkpoint folder holds {CONFIG_NAME} and safetensors files"
+        raise LoadError(message) from None
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror or error}"
+        raise LoadError(message) from error
+    if name == INDEX_NAME:
+        # Large and written by machines: the plain parser is many times faster.
+        document = load_object(raw, str(path))
+    else:
+        document = load_json(raw, str(path))
+    if not isinstance(document, dict):
+        message = f"{path}: a JSON object is required, found {shown(document)}"
+        raise LoadError(message)
+    return document
+
+
+def _weight_map(index: dict[str, object]) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        message = f"{INDEX_NAME}: weight_map must be an object {{tensor: file}}, found {shown(weight_map)}"
+        raise LoadError(message)
+    for name, file in weight_map.items():
+        if not isinstance(file, str):
+            message = f"{INDEX_NAME}: weight_map[{shown(name)}]: a file name is required, found {shown(file)}"
+            raise LoadError(message)
+    for file in set(weight_map.values()):
+        check_name(file, f"{INDEX_NAME}: weight_map")
+        pure = PurePosixPath(file)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in file or ":" in file:
+            message = f"{INDEX_NAME}: the shard {shown(file)} lies outside the checkpoint folder"
+            raise LoadError(message)
+    return weight_map
+
+
+def _allowed_roots(path: Path) -> tuple[Path, ...]:
+    """Return the real folders in which a shard may lie."""
+    real = path.resolve()
+    roots = [real]
+    # The hub's cache: models--X/snapshots/REVISION/FILE is a link to models--X/blobs/DIGEST.
+    if real.parent.name == "snapshots":
+        roots.append(real.parent.parent / "blobs")
+    return tuple(roots)
+
+
+def _check_inside(path: Path, shard: str, allowed: tuple[Path, ...]) -> None:
+    """Refuse a shard that is missing, no file, or a link that leaves the allowed folders."""
+    file = path / shard
+    if not file.exists():
+        others = [each.name for each in path.glob("*.safetensors")]
+        near = nearest(shard, others)
+        hint = f"; did you mean {near!r}?" if near else ""
+        message = f"{path}: the shard {shown(shard)} named by {INDEX_NAME} is missing{hint}"
+        raise LoadError(message)
+    real = file.resolve()
+    if not any(real.is_relative_to(root) for root in allowed):
+        message = f"{path}: the shard {shown(shard)} is a link to {real}, outside the checkpoint folder"
+        raise LoadError(message)
+    if not real.is_file():
+        message = f"{path}: the shard {shown(shard)} is no file"
+        raise LoadError(message)
+
+
+def _check_index(weight_map: dict[str, str], tensors: dict[str, StoredTensor]) -> Iterator[str]:
+    """Compare what the index says with what the files hold; yield warnings.
+
+    Raises:
+        LoadError: a tensor is not in the file that the index names.
+    """
+    for name, file in weight_map.items():
+        stored = tensors.get(name)
+        if stored is None or stored.file != file:
+            found = "is not there" if stored is None else f"is in {stored.file}"
+            message = f"{INDEX_NAME}: the tensor {shown(name)} should be in {file} and {found}"
+            raise LoadError(message)
+    if len(weight_map) != len(tensors):
+        extra = [name for name in tensors if name not in weight_map]
+        listed = ", ".join(map(shown, extra[:_LISTED])) + (", …" if len(extra) > _LISTED else "")
+        yield f"{len(extra)} tensors are in the files but not in {INDEX_NAME}: {listed}"
+
+
+def _no_weights(path: Path) -> str:
+    found = sorted(
+        each.name for each in path.iterdir() if each.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+    )
+    listed = f"; found {', '.join(found[:_LISTED])}" if found else ""
+    return f"{path}: neither {SINGLE_NAME} nor {INDEX_NAME} is there{listed}"

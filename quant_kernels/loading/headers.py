@@ -1,0 +1,232 @@
+"""The header of a safetensors file: which tensors it holds and where, checked before a byte of data is touched.
+
+A file is 8 bytes (little-endian length of the header), the header (a JSON object), and the data. Every tensor names its
+bytes by `data_offsets` from the start of the data; together they must cover the data without holes or overlaps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from math import prod
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from quant_spec.errors import LoadError, nearest, shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LENGTH_BYTES: Final = 8
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The limit that the safetensors library sets."""
+
+DTYPE_BITS: Final[dict[str, int]] = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2": 8,
+    "F8_E5M2FNUZ": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+    "C64": 64,
+}
+"""Names of the element types of safetensors and their bits; a shape counts elements, not bytes."""
+
+_FIELDS: Final = itemgetter("dtype", "shape", "data_offsets")
+_PLACE: Final = attrgetter("start", "stop")
+_INTEGERS: Final = frozenset((int,))
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]")
+
+
+class StoredTensor(NamedTuple):
+    """A tensor as a file stores it.
+
+    Attributes:
+        name: name in the checkpoint.
+        dtype: safetensors name of the element type, a key of `DTYPE_BITS`.
+        shape: sizes, in elements.
+        file: name of the file, relative to the checkpoint folder.
+        start: index of the first byte in the file.
+        stop: index behind the last byte.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        return self.stop - self.start
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuse a tensor or file name that is empty or holds control characters or lone surrogates.
+
+    Raises:
+        LoadError: with `where` and the escaped name.
+    """
+    if not name or _UNPRINTABLE.search(name):
+        problem = "empty name" if not name else f"control characters in the name {shown(name)}"
+        message = f"{where}: {problem}"
+        raise LoadError(message)
+
+
+def read_header(path: Path, file: str) -> list[StoredTensor]:
+    """Return the tensors of one safetensors file, in the order of their data.
+
+    Reads the header only.
+
+    Args:
+        path: the file.
+        file: its name for messages and for `StoredTensor.file`.
+
+    Raises:
+        LoadError: the file is truncated, or its header is too long, no JSON, or contradicts itself or the file's size.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(0)
+            prefix = stream.read(LENGTH_BYTES)
+            if len(prefix) < LENGTH_BYTES:
+                message = f"{file}: {size} bytes are no safetensors file: it starts with 8 bytes of header length"
+                raise LoadError(message)
+            length = int.from_bytes(prefix, "little")
+            if length > MAX_HEADER_BYTES:
+                message = (
+                    f"{file}: header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed (is it safetensors?)"
+                )
+                raise LoadError(message)
+            if length > size - LENGTH_BYTES:
+                message = f"{file}: truncated: a header of {length} bytes is announced, the file has {size} in all"
+                raise LoadError(message)
+            raw = stream.read(length)
+    except OSError as error:
+        message = f"{file}: cannot be read: {error.strerror or error}"
+        raise LoadError(message) from error
+    return parse_header(raw, file, size - LENGTH_BYTES - length)
+
+
+def parse_header(raw: bytes, file: str, data_bytes: int) -> list[StoredTensor]:
+    """Return the tensors that a header describes, in the order of their data.
+
+    Args:
+        raw: the JSON object's bytes, trailing spaces allowed.
+        file: the file's name, for messages and for `StoredTensor.file`.
+        data_bytes: bytes that follow the header in the file.
+
+    Raises:
+        LoadError: as `read_header`.
+    """
+    if raw[:1] != b"{":
+        message = f"{file}: no safetensors file: the header must start with '{{', it starts with {raw[:1]!r}"
+        raise LoadError(message)
+    document = load_object(raw, f"{file}: header")
+    document.pop("__metadata__", None)
+    origin = LENGTH_BYTES + len(raw)
+    if not all(document) or _UNPRINTABLE.search("".join(document)):
+        for name in document:
+            check_name(name, file)
+    found = []
+    for name, entry in document.items():
+        try:
+            dtype, shape, offsets = _FIELDS(entry)
+            begin, end = offsets
+            sizes_are_right = prod(shape) * DTYPE_BITS[dtype] == (end - begin) * 8 and 0 <= begin <= end <= data_bytes
+            types_are_right = not shape or min(shape) >= 0
+            types_are_right &= _INTEGERS.issuperset(map(type, shape)) and _INTEGERS.issuperset(map(type, offsets))
+        except (KeyError, TypeError, ValueError):
+            sizes_are_right = types_are_right = False
+        if not (sizes_are_right and types_are_right):
+            raise LoadError(_malformed(name, entry, file, data_bytes))
+        found.append(StoredTensor(name, dtype, tuple(shape), file, begin + origin, end + origin))
+    found.sort(key=_PLACE)
+    _check_cover(found, file, origin, origin + data_bytes)
+    return found
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
+        message = f"repeated key {shown(name)}"
+        raise ValueError(message)
+    return found
+
+
+def load_object(raw: bytes, where: str) -> dict[str, object]:
+    """Return the JSON object in `raw`, repeated keys refused.
+
+    Raises:
+        LoadError: with `where` and the reason.
+    """
+    try:
+        document = json.loads(raw, object_pairs_hook=_unique)
+    except RecursionError:
+        message = f"{where}: nested too deeply"
+        raise LoadError(message) from None
+    except ValueError as error:
+        message = f"{where}: no valid JSON: {error}"
+        raise LoadError(message) from None
+    if not isinstance(document, dict):
+        message = f"{where}: a JSON object is required, found {shown(document)}"
+        raise LoadError(message)
+    return document
+
+
+def _malformed(name: str, entry: object, file: str, data_bytes: int) -> str:
+    """Say what is wrong with one entry of a header."""
+    where = f"{file}: tensor {shown(name)}"
+    if not isinstance(entry, dict):
+        return f"{where}: an object with dtype, shape and data_offsets is required, found {shown(entry)}"
+    missing = [key for key in ("dtype", "shape", "data_offsets") if key not in entry]
+    if missing:
+        return f"{where}: {' and '.join(missing)} missing"
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        near = nearest(dtype, DTYPE_BITS)
+        hint = f"; did you mean {near!r}?" if near else ""
+        return f"{where}: unknown dtype {shown(dtype)}; allowed: {', '.join(DTYPE_BITS)}{hint}"
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        return f"{where}: shape must be a list of sizes, found {shown(shape)}"
+    pair = isinstance(offsets, list) and len(offsets) == len(("begin", "end"))
+    if not pair or not all(type(offset) is int and offset >= 0 for offset in offsets) or offsets[0] > offsets[1]:
+        return f"{where}: data_offsets must be [begin, end], found {shown(offsets)}"
+    if offsets[1] > data_bytes:
+        return f"{where}: its data ends at byte {offsets[1]}, the file holds {data_bytes} bytes of data (truncated?)"
+    need = prod(shape) * DTYPE_BITS[dtype] / 8
+    return f"{where}: {dtype} {shape} takes {need:g} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}"
+
+
+def _check_cover(tensors: list[StoredTensor], file: str, start: int, stop: int) -> None:
+    """Refuse overlaps, holes and bytes that belong to no tensor."""
+    at = start
+    for tensor in tensors:
+        if tensor.start != at:
+            kind = "overlaps the tensor before it" if tensor.start < at else "leaves a hole before it"
+            message = f"{file}: tensor {shown(tensor.name)} {kind}: it starts at byte {tensor.start}, expected {at}"
+            raise LoadError(message)
+        at = tensor.stop
+    if at != stop:
+        message = f"{file}: {stop - at} bytes behind the last tensor belong to no tensor"
+        raise LoadError(message)

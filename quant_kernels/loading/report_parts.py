@@ -1,0 +1,159 @@
+"""The entries of a report, from a plan and from what converting took."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from quant_kernels.loading.inventory import SCALE_SUFFIXES
+from quant_kernels.loading.shard_layout import part_nbytes
+from quant_kernels.loading.steps import WeightStep
+from quant_spec.layer_config import word
+from quant_spec.matching import Why
+from quant_spec.report import KeptLayer, LayerReport, Rule, UnmatchedEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quant_kernels.loading.inventory import FoundModule
+    from quant_kernels.loading.job import Job
+    from quant_kernels.loading.survey import Survey
+    from quant_kernels.loading.transfer import Converted
+    from quant_spec.decision import Decision
+    from quant_spec.plan import ModulePlan
+
+_NEAREST: Final = 3
+_REASONS: Final = {
+    Why.EXCLUDE: "excluded",
+    Why.PATTERN: "the entry leaves it as it is",
+    Why.GLOBAL: "no entry names it, and there is no global format",
+    Why.ALREADY: "already in the format asked for",
+}
+DTYPE_OF_PACKED: Final = "torch.uint8"
+"""What reports call the dtype of packed 4-bit codes."""
+
+
+def rule_of(decision: Decision, request: object) -> Rule:
+    """Return the rule of a report: the entry that decided, where it stands, and what the request says there."""
+    entry = decision.entry
+    why = str(decision.why)
+    if entry is None:
+        return _global_rule(why, request)
+    section = entry.path.removeprefix("$").lstrip(".").partition("[")[0].partition(".")[0]
+    holder = request.get(section) if isinstance(request, dict) else None
+    value = holder.get(entry.text) if isinstance(holder, dict) else None
+    if value is None and entry.text == section:
+        value = holder
+    return Rule(why, entry.text, entry.path, value)
+
+
+def _global_rule(why: str, request: object) -> Rule:
+    for key in ("global_quant_config", "linear"):
+        if isinstance(request, dict) and request.get(key):
+            return Rule(why, None, f"$.{key}", request[key])
+    return Rule(why)
+
+
+def quantized_layers(job: Job, spent: Mapping[str, Converted], *, kernel: str) -> tuple[LayerReport, ...]:
+    """Return one entry for each quantized layer.
+
+    Args:
+        job: what was done.
+        spent: layer -> what converting it took.
+        kernel: `native` or `reference`.
+    """
+    steps: dict[str, list[WeightStep]] = defaultdict(list)
+    for each in job.steps.values():
+        for step in each:
+            if isinstance(step, WeightStep):
+                steps[step.layer].append(step)
+    request = requested(job.survey)
+    return tuple(
+        _layer(job.survey, module, steps[module.name], spent[module.name], request, kernel)
+        for module in job.survey.changed
+    )
+
+
+def requested(survey: Survey) -> object:
+    """Return the request as it was given."""
+    document = survey.config.to_dict()
+    return document.get("request") if document and survey.config.source is not None else None
+
+
+def _layer(  # noqa: PLR0913  (private; one argument a source of facts)
+    survey: Survey, module: ModulePlan, steps: list[WeightStep], spent: Converted, request: object, kernel: str
+) -> LayerReport:
+    config = module.decision.config
+    sqnr = None
+    if spent.signal:
+        sqnr = 10 * math.log10(spent.signal / spent.noise) if spent.noise else None
+    return LayerReport(
+        layer=module.name,
+        quant_type=config.quant_type,
+        quant_dtype=quant_dtype_name(config.element.torch_name, config.element.bits),
+        source=survey.source_word(module),
+        target=word(config.weight_key),
+        activation=word(config.activation_key),
+        rule=rule_of(module.decision, request),
+        shapes=tuple(dict.fromkeys(step.shape for step in steps)),
+        weights=len(steps),
+        bytes_before=sum(step.nbytes for step in steps),
+        bytes_after=sum(part_nbytes(part) for step in steps for part in step.parts),
+        kernel=kernel,
+        seconds=spent.seconds,
+        sqnr_db=sqnr,
+    )
+
+
+def quant_dtype_name(torch_name: str, bits: int) -> str:
+    """Return a dtype as reports call it, `torch.uint8` for packed 4-bit codes."""
+    return DTYPE_OF_PACKED if bits == 4 else f"torch.{torch_name}"  # noqa: PLR2004  (bits of a packed code)
+
+
+def kept_layers(survey: Survey) -> tuple[KeptLayer, ...]:
+    """Return one entry for each Linear layer and expert container that is not converted."""
+    changed = {module.name for module in survey.changed}
+    request = requested(survey)
+    found = []
+    for module in survey.plan.modules:
+        if module.name in changed or survey.modules[module.name].kind not in {"linear", "moe"}:
+            continue
+        decision = module.decision
+        found.append(
+            KeptLayer(
+                layer=module.name,
+                source=survey.source_word(module),
+                rule=rule_of(decision, request),
+                reason=decision.reason or _REASONS[decision.why],
+                shapes=survey.modules[module.name].shapes,
+                nbytes=_stored_nbytes(survey, survey.modules[module.name]),
+            )
+        )
+    return tuple(found)
+
+
+def _stored_nbytes(survey: Survey, module: FoundModule) -> int:
+    tensors = survey.folder.tensors
+    total = 0
+    for weight in module.weights:
+        stem = weight.name.removesuffix("_packed")
+        scales = (tensors[stem + suffix].nbytes for suffix in SCALE_SUFFIXES if stem + suffix in tensors)
+        total += weight.nbytes + sum(scales)
+    return total
+
+
+def unmatched_entries(survey: Survey) -> tuple[UnmatchedEntry, ...]:
+    """Return the entries that fit no module, each with the module names that look most like it."""
+    names = list(survey.modules)
+    return tuple(
+        UnmatchedEntry(entry.text, entry.path, nearest_names(entry.text, names)) for entry in survey.plan.unmatched
+    )
+
+
+def nearest_names(entry: str, names: list[str]) -> tuple[str, ...]:
+    """Return up to three names, or parts of names, that look most like an entry."""
+    plain = entry.removeprefix("re:").strip("*").strip(".")
+    tails = dict.fromkeys(tail for name in names for tail in (name, *name.split(".")))
+    return tuple(difflib.get_close_matches(plain, tails, n=_NEAREST, cutoff=0.6))
