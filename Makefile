@@ -8,6 +8,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 EXTRAS ?= demo,dev,docs
 PYTEST_ARGS ?=
+# for example DEMO_ARGS="--model minilm", a BERT encoder instead of the language model
+DEMO_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
@@ -41,7 +43,7 @@ test: setup ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 demo: setup ## quantize a real language model and measure it (see docs/tutorial)
-	$(BIN)/python docs/tutorial/demo
+	$(BIN)/python docs/tutorial/demo $(DEMO_ARGS)
 
 format: setup ## format the code and apply the safe fixes
 	$(BIN)/ruff format

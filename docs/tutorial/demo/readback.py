@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from quant_kernels import QuantizedTensor, dequantize
 from quant_spec import QuantizationConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from transformers import PreTrainedModel
+    from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
     from quant_spec import QuantKey
 
@@ -68,18 +68,19 @@ def dequantized(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, torch.T
         if scale is None:
             yield name, tensor
             continue
-        key = config.resolve(name.removesuffix(".weight")).weight
+        key = config.resolve(name.removesuffix(".weight")).weight_key
         if key is None:
             msg = f"{name} has a scale, but the checkpoint's config says that it is not quantized"
             raise ValueError(msg)
         yield name, dequantize(unpacked(key, tensor, scale), dtype)
 
 
-def load_dequantized(folder: Path) -> PreTrainedModel:
+def load_dequantized(folder: Path, model_class: type[AutoModel | AutoModelForCausalLM]) -> PreTrainedModel:
     """The transformers model of a quantized checkpoint, with dequantized weights.
 
     Args:
         folder: what `quant-spec quantize` wrote.
+        model_class: the automatic class that the original is loaded with.
 
     Returns:
         The model, in the checkpoint's own dtype.
@@ -89,15 +90,16 @@ def load_dequantized(folder: Path) -> PreTrainedModel:
     """
     config = AutoConfig.from_pretrained(folder)
     del config.quantization_config
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
-    state = dict(dequantized(folder, config.dtype))
-    missing, unexpected = model.load_state_dict(state, strict=False)
+    dtype = config.dtype or torch.float32
+    model: PreTrainedModel = model_class.from_config(config, dtype=dtype)
+    missing, unexpected = model.load_state_dict(dict(dequantized(folder, dtype)), strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if lost := set(missing) - tied:
         msg = f"{folder} lacks {sorted(lost)}"
         raise ValueError(msg)
-    if unexpected:
-        msg = f"{folder} holds tensors the model has no place for: {sorted(unexpected)}"
+    # Buffers that older versions of transformers saved, and that models now make themselves.
+    if strangers := [name for name in unexpected if not name.endswith("position_ids")]:
+        msg = f"{folder} holds tensors the model has no place for: {sorted(strangers)}"
         raise ValueError(msg)
     model.tie_weights()
     model.eval()
