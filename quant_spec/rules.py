@@ -133,13 +133,14 @@ def word(what: str, choices: Iterable[str], *, any_case: bool = False) -> Rule:
 def any_case_schema(words: Iterable[str], *, blank: bool = False) -> Schema:
     """Return the schema of `words` in any case and with outer spaces; editors complete from the plain enumeration."""
     listed = list(words)
-    choices = [("".join(map(_either_case, each))) for each in listed]
+    choices = [("".join(map(either_case, each))) for each in listed]
     choice = f"(?:{'|'.join(choices)}){'?' if blank else ''}"
     exact = [*listed, ""] if blank else listed
     return {"anyOf": [{"enum": exact}, {"type": "string", "pattern": rf"^\s*{choice}\s*$"}]}
 
 
-def _either_case(character: str) -> str:
+def either_case(character: str) -> str:
+    """Return the expression that matches a character in either case."""
     if character.isalpha():
         return f"[{character.lower()}{character.upper()}]"
     return character if character.isalnum() or character in "_-" else f"\\{character}"

@@ -149,6 +149,8 @@ def _annotation(annotation: object, defs: dict[str, Schema]) -> Schema:
         choices = [_annotation(each, defs) for each in members]
         return {"anyOf": [inner for each in choices for inner in _choices(each)]}
     (only,) = members
+    if only is not annotation:
+        return _annotation(only, defs)
     if only in {None, types.NoneType}:
         return {"type": "null"}
     if typing.get_origin(only) is tuple:

@@ -14,7 +14,7 @@ from quant_spec.parsers.generic.fp8 import FMT, MANIFEST_ALGO, SCALE_FMT
 from quant_spec.parsers.reading import EXCLUDE_KEYS, FP8_STATIC, joined, layer
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import MXFP4, MXFP8, NVFP4
-from quant_spec.rules import Entries, Rule, Schema, about, word
+from quant_spec.rules import Entries, Rule, about, word
 from quant_spec.unset import UNSET, UnsetType
 
 _GROUP: Final = [1, 32]
@@ -41,7 +41,6 @@ class Mxfp8Document:
     EXAMPLES: ClassVar[tuple[object, ...]] = (
         {"quant_method": "mxfp8", "weight_block_size": [1, 32], "ignored_layers": ["lm_head"]},
     )
-    SCHEMA: ClassVar[Schema] = {}
 
     quant_method: Annotated[str, word("quant_method", ("mxfp8",))] = attrs.field(metadata=about("Always `mxfp8`."))
     fmt: Annotated[str, FMT] | None | UnsetType = attrs.field(
