@@ -157,7 +157,7 @@ def _unknown_key(name: str, keys: typing.Iterable[str]) -> list[Defect]:
 
 def _list_hook(annotation: object) -> Hook:
     (member, _) = typing.get_args(annotation)
-    inner = _hook(member)
+    inner = _later(member)
 
     def hook(value: object, _: object) -> object:
         if not isinstance(value, (list, tuple)):
@@ -176,9 +176,14 @@ def _list_hook(annotation: object) -> Hook:
     return hook
 
 
+def _later(annotation: object) -> Hook:
+    """Return a hook that is made when it is first used: a document class may hold itself."""
+    return lambda value, target: _hook(annotation)(value, target)
+
+
 def _table_hook(annotation: object) -> Hook:
     key_type, member = typing.get_args(annotation)
-    key_hook, inner = _hook(key_type), _hook(member)
+    key_hook, inner = _hook(key_type), _later(member)
 
     def hook(value: object, _: object) -> object:
         if not isinstance(value, Mapping):

@@ -32,13 +32,16 @@ def patterns(
 
 
 def joined(
-    document: Mapping[str, object], lists: Mapping[str, Iterable[str] | UnsetType | None], scope: Scope
+    document: Mapping[str, object],
+    lists: Mapping[str, Iterable[str] | UnsetType | None],
+    scope: Scope,
+    root: str = "$",
 ) -> tuple[Pattern, ...]:
-    """Return the patterns of several exclude lists by key, in the order of the keys in `document`."""
+    """Return the patterns of several exclude lists by key, in the order of the keys in `document` (at path `root`)."""
     found: tuple[Pattern, ...] = ()
     for key in document:
         if key in lists:
-            found += patterns(lists[key], join_path("$", key), scope)
+            found += patterns(lists[key], join_path(root, key), scope)
     return found
 
 
