@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from quant_spec.answers import Answers
 from quant_spec.decision import Decision, ModuleInfo, meet
 from quant_spec.digest import digest_of
 from quant_spec.errors import ConfigError, Defect, wrong_type
@@ -19,28 +20,8 @@ from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs,
 from quant_spec.patterns import Pattern
 from quant_spec.quant_key import QuantKey
 
-MAX_REMEMBERED: int = 200_000
-"""Names whose format is remembered; beyond it they are forgotten and found anew."""
-
 _NO_NAMES = NameRules()
 _NO_FACTS = ModelFacts()
-
-
-class _Remembered(dict[str, LayerQuantConfig]):
-    """Formats by name. A name seen before costs one dictionary look-up and no Python code."""
-
-    __slots__ = ("_config",)
-
-    def __init__(self, config: QuantizationConfig) -> None:
-        super().__init__()
-        self._config = config
-
-    def __missing__(self, name: str) -> LayerQuantConfig:
-        found = self._config.resolve_afresh(name)
-        if len(self) >= MAX_REMEMBERED:
-            self.clear()
-        self[name] = found
-        return found
 
 
 @attrs.frozen
@@ -209,11 +190,11 @@ class QuantizationConfig:
         )
 
     @functools.cached_property
-    def _remembered(self) -> _Remembered:
-        return _Remembered(self)
+    def _answers(self) -> Answers:
+        return Answers(self)
 
     @functools.cached_property
-    def _met(self) -> dict[tuple[int, LayerQuantConfig], LayerQuantConfig]:
+    def _met(self) -> dict[tuple[int, LayerQuantConfig | None], LayerQuantConfig]:
         return {}
 
     def resolve(self, prefix: str) -> LayerQuantConfig:
@@ -222,7 +203,7 @@ class QuantizationConfig:
         Raises:
             ResolveError: the name is empty, or the shards or experts of a fused module disagree.
         """
-        return self._remembered[prefix]
+        return self._answers[prefix]
 
     def resolve_afresh(self, name: str) -> LayerQuantConfig:
         """Return what `resolve` returns, without looking at or keeping earlier answers."""
@@ -230,15 +211,32 @@ class QuantizationConfig:
         matcher = self.matcher
         if not matcher.is_plain(name):
             return self.explain(name).config
-        index = matcher.first(name)
-        return self._plain(name, index)
+        spec = None if self.source is None else self.source.resolve_afresh(name)
+        return self._met_format(name, matcher.first(name), spec)
 
-    def _plain(self, name: str, index: int) -> LayerQuantConfig:
-        outcome = self.matcher.outcomes[index]
-        key = (index, outcome.spec if self.source is None else self.source.resolve(name))
+    def plain_format(self, index: int, source_index: int | None) -> LayerQuantConfig:
+        """Return the format of a module that is neither fused nor a container, by the entries that come first for it.
+
+        Args:
+            index: the least index of an entry of this config that covers it.
+            source_index: likewise in the checkpoint's config; None: no entry covers it there.
+
+        Raises:
+            ResolveError: an activation is asked for alone, and the checkpoint has another one.
+        """
+        index = min(index, self.matcher.default_class)
+        if self.source is None:
+            return self._met_format("", index, None)
+        below = self.source.matcher.default_class if source_index is None else source_index
+        return self._met_format("", index, self.source.plain_format(below, None))
+
+    def _met_format(self, name: str, index: int, below: LayerQuantConfig | None) -> LayerQuantConfig:
+        key = (index, below)
         found = self._met.get(key)
         if found is None:
-            found = self._met[key] = self._decide(name, outcome, None, 1).config
+            outcome = self.matcher.outcomes[index]
+            made = self._stored(name, outcome) if below is None else meet(name, outcome, below, None)
+            found = self._met[key] = made.config
         return found
 
     def resolve_many(self, names: Iterable[str]) -> dict[str, LayerQuantConfig]:
@@ -247,19 +245,7 @@ class QuantizationConfig:
         Raises:
             ResolveError: as `resolve`, for the first name that has no answer.
         """
-        asked = list(names)
-        plain = self.matcher.is_plain
-        simple = [name for name in asked if plain(name)]
-        for name in simple:
-            check_name(name)
-        default = self.matcher.default_class
-        indices = self.matcher.resolver.first_many(simple)
-        if self.source is None:
-            formats = [self._plain("", index) for index in range(len(self.matcher.outcomes))]
-            found = {name: formats[min(default, index)] for name, index in zip(simple, indices, strict=True)}
-        else:
-            found = {name: self._plain(name, min(index, default)) for name, index in zip(simple, indices, strict=True)}
-        return {name: found[name] if name in found else self.resolve(name) for name in asked}
+        return self._answers.of_many(names)
 
     def explain(self, prefix: str, module: ModuleInfo | None = None, *, tp: int = 1) -> Decision:
         """Return what the module becomes, why, and which entry (with its JSON path) said so.
@@ -284,6 +270,9 @@ class QuantizationConfig:
             return meet(name, outcome, below, module, tp)
         if module is not None and module.is_stored_unquantized:
             return Decision(name, UNQUANTIZED, outcome.why, outcome.entry, outcome.spec, UNQUANTIZED)
+        return self._stored(name, outcome)
+
+    def _stored(self, name: str, outcome: Outcome) -> Decision:
         stored = outcome.spec.resolved()
         return Decision(name, stored, outcome.why, outcome.entry, outcome.spec, stored, members=outcome.members)
 

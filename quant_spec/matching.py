@@ -27,6 +27,8 @@ MAX_NAME_LENGTH: Final = 4096
 """Characters of a module name."""
 DEFAULT_CLASS: Final = "Linear"
 """Class of a module whose class is not given: what linear and fused-MoE modules count as."""
+LINE_BREAK: Final = "\n"
+"""What no module's name holds; `$` in an expression would see a line's end in it."""
 _SHOWN_MEMBERS: Final = 4
 
 
@@ -68,17 +70,19 @@ def check_name(name: str) -> None:
     """Raise unless `name` can be a module's name.
 
     Raises:
-        ResolveError: it is empty, holds a line break, or is longer than `MAX_NAME_LENGTH`.
+        ResolveError: it is empty, begins with a dot, holds a line break, or is longer than `MAX_NAME_LENGTH`.
     """
     if not name:
         message = "empty module name: no list can name it, so its format cannot be known"
-        raise ResolveError(message)
-    if len(name) > MAX_NAME_LENGTH:
+    elif len(name) > MAX_NAME_LENGTH:
         message = f"module name {shown(name)}: longer than {MAX_NAME_LENGTH} characters"
-        raise ResolveError(message)
-    if "\n" in name:
+    elif name[0] == ".":
+        message = f"module name {shown(name)}: begins with a dot, so its first segment is empty"
+    elif LINE_BREAK in name:
         message = f"module name {shown(name)}: holds a line break"
-        raise ResolveError(message)
+    else:
+        return
+    raise ResolveError(message)
 
 
 class Matcher:

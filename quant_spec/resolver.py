@@ -7,7 +7,7 @@ so the cost of a name is that of its last segment. `Pattern.covers` states the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from quant_spec.automaton import Automaton, NodeSet
 from quant_spec.errors import ResolveError, shown
@@ -53,15 +53,18 @@ class State:
         self.edges: dict[str, State] = {}
 
 
+Position: TypeAlias = "tuple[State, int]"
+"""A parent path: its state, and the least index of a literal that covers everything below it."""
+
+
 class _Path:
     """A parent path: its state, and the literals that cover what lies below it."""
 
-    __slots__ = ("first", "literals", "state")
+    __slots__ = ("literals", "state")
 
-    def __init__(self, state: State, literals: frozenset[int], none: int) -> None:
+    def __init__(self, state: State, literals: frozenset[int]) -> None:
         self.state = state
         self.literals = literals
-        self.first = min(literals, default=none)
 
 
 class _Run:
@@ -177,7 +180,7 @@ class Resolver:
             path = path.rpartition(".")[0]
             record = self._paths.get(path)
         if record is None:
-            record = _Path(self._root, _NONE, self.none)
+            record = _Path(self._root, _NONE)
         for each in reversed(missing):
             record = self._below(record, each)
             if len(self._paths) >= MAX_PATHS:
@@ -192,45 +195,44 @@ class Resolver:
         own = self._subtrees.get(path, [])
         if segment == EXPERTS:
             own = own + self._exact.get(path, [])
-        return _Path(state, above.literals.union(own) if own else above.literals, self.none)
+        return _Path(state, above.literals.union(own) if own else above.literals)
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_plain(self) -> bool:
+        """True if a position and a last segment decide: no renames, and nothing that needs backtracking."""
+        return self._plain
+
+    @property
+    def literal_names(self) -> Iterable[str]:
+        """Names that a literal spells in full: positions do not know them."""
+        return self._subtrees.keys() | self._exact.keys()
+
+    @property
+    def root(self) -> Position:
+        """The position before the first segment."""
+        return self._root, self.none
+
+    def below(self, position: Position, path: str) -> Position:
+        """Return the position of `path`, whose parent is at `position`."""
+        state, first = position
+        segment = path.rpartition(".")[2]
+        own = self._subtrees.get(path)
+        if own is not None and own[0] < first:
+            first = own[0]
+        if segment == EXPERTS:
+            first = min((first, *self._exact.get(path, ())))
+        return state.edges.get(segment) or self._edge(state, segment), first
+
+    def leaf(self, position: Position, segment: str) -> int:
+        """Return the least index of an entry that covers the module `segment` at `position`, literals apart."""
+        state, first = position
+        return min((state.edges.get(segment) or self._edge(state, segment)).first, first)
+
     def first(self, name: str) -> int:
         """Return the least index of an entry that covers `name`, or `none`."""
-        if not self._plain:
-            return min(self.hits(name), default=self.none)
-        parent, _, leaf = name.rpartition(".")
-        record = self._paths.get(parent) or self._path(parent)
-        state = record.state.edges.get(leaf) or self._edge(record.state, leaf)
-        found = state.first if state.first < record.first else record.first  # noqa: FURB136  (twice as fast)
-        own = self._subtrees.get(name)
-        if own is not None and own[0] < found:
-            found = own[0]
-        own = self._exact.get(name)
-        if own is not None and own[0] < found:
-            found = own[0]
-        return found
-
-    def first_many(self, names: Iterable[str]) -> list[int]:
-        """Return `first` of each name, in one pass."""
-        if not self._plain:
-            return [self.first(name) for name in names]
-        paths, edge, path = self._paths, self._edge, self._path
-        literals = {**self._subtrees}
-        for name, indices in self._exact.items():
-            literals[name] = [min(indices[0], literals.get(name, indices)[0])]
-        found: list[int] = []
-        add = found.append
-        for name in names:
-            parent, _, leaf = name.rpartition(".")
-            record = paths.get(parent) or path(parent)
-            state = record.state.edges.get(leaf) or edge(record.state, leaf)
-            index = state.first if state.first < record.first else record.first  # noqa: FURB136  (as above)
-            if name in literals and literals[name][0] < index:
-                index = literals[name][0]
-            add(index)
-        return found
+        return min(self.hits(name), default=self.none)
 
     def hits(self, name: str) -> frozenset[int]:
         """Return the indices of all entries that cover `name`.

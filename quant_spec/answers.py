@@ -1,0 +1,161 @@
+"""Answers: the formats that a config has given out, and the short way to a new one.
+
+Names share their parents. A parent path is looked at once and gets a row: the formats of the modules right below it, by
+last segment. Paths from which nothing differs (the experts of a layer, the layers of a model) share one row, so that a
+new name costs a split and a few dictionary look-ups. What depends on more than parent and last segment (fused modules,
+containers of experts, names that an entry spells in full) has no place in a row and is asked for in full.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from quant_spec.errors import ResolveError
+from quant_spec.matching import LINE_BREAK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quant_spec.config import QuantizationConfig
+    from quant_spec.layer_config import LayerQuantConfig
+    from quant_spec.resolver import Position
+
+MAX_REMEMBERED: Final = 200_000
+"""Names whose format is remembered; beyond it they are forgotten and found anew."""
+MAX_ROWS: Final = 100_000
+"""Parent paths that are remembered, likewise."""
+MAX_IN_ROW: Final = 10_000
+"""Last segments that are remembered below one path, likewise."""
+MAX_KEY: Final = 512
+"""Characters of a path or segment that is remembered."""
+
+
+class Row(dict[str, "LayerQuantConfig | None"]):
+    """Formats of the modules right below a path, by last segment; None: to be asked for in full."""
+
+    __slots__ = ("_rows", "positions")
+
+    def __init__(self, rows: Rows, positions: tuple[Position, ...]) -> None:
+        """Take what is known of the path: a position for the config itself and one for the checkpoint below it."""
+        super().__init__()
+        self._rows = rows
+        self.positions = positions
+
+    def __missing__(self, leaf: str) -> LayerQuantConfig | None:
+        """Return the format of a module whose last segment is new here, and remember it."""
+        found = self._rows.below(self.positions, leaf)
+        if len(leaf) <= MAX_KEY:
+            if len(self) >= MAX_IN_ROW:
+                self.clear()
+            self[leaf] = found
+        return found
+
+
+class Rows(dict[str, Row]):
+    """Rows by parent path."""
+
+    __slots__ = ("_config", "_levels", "_root", "_shared", "_unknown", "literals")
+
+    def __init__(self, config: QuantizationConfig) -> None:
+        """Start empty for `config`.
+
+        Attributes:
+            literals: names that an entry spells in full: no row knows them.
+        """
+        super().__init__()
+        self._config = config
+        levels = [config]
+        if config.source is not None and config.source.matcher.entries:
+            levels.append(config.source)
+        resolvers = [level.matcher.resolver for level in levels]
+        self._levels = resolvers if all(each.is_plain for each in resolvers) else []
+        self.literals = frozenset(name for each in self._levels for name in each.literal_names)
+        self._root = tuple(each.root for each in self._levels)
+        self._unknown = Row(self, ())
+        self._shared: dict[tuple[Position, ...], Row] = {}
+
+    def __missing__(self, path: str) -> Row:
+        """Return the row of a path that is new."""
+        if not self._levels or path[:1] in {"", "."} or LINE_BREAK in path:
+            return self._unknown
+        missing = [path]
+        above = path.rpartition(".")[0]
+        while above and above not in self:
+            missing.append(above)
+            above = above.rpartition(".")[0]
+        positions = self[above].positions if above else self._root
+        row = self._unknown
+        for each in reversed(missing):
+            positions = tuple(
+                level.below(position, each) for level, position in zip(self._levels, positions, strict=True)
+            )
+            row = self._row(positions)
+            if len(each) <= MAX_KEY:
+                if len(self) >= MAX_ROWS:
+                    self.clear()
+                self[each] = row
+        return row
+
+    def _row(self, positions: tuple[Position, ...]) -> Row:
+        found = self._shared.get(positions)
+        if found is None:
+            if len(self._shared) >= MAX_ROWS:
+                self._shared.clear()
+            found = self._shared[positions] = Row(self, positions)
+        return found
+
+    def below(self, positions: tuple[Position, ...], leaf: str) -> LayerQuantConfig | None:
+        """Return the format of `leaf` below the path at `positions`, or None if more than these decides."""
+        matcher = self._config.matcher
+        if not positions or not matcher.is_plain(leaf) or LINE_BREAK in leaf:
+            return None
+        found = [level.leaf(position, leaf) for level, position in zip(self._levels, positions, strict=True)]
+        try:
+            return self._config.plain_format(found[0], found[1] if len(found) > 1 else None)
+        except ResolveError:
+            return None  # raised again, with the whole name, where it is asked for in full
+
+
+class Answers(dict[str, "LayerQuantConfig"]):
+    """Formats by name. A name seen before costs one dictionary look-up and no Python code."""
+
+    __slots__ = ("_config", "_literals", "_rows")
+
+    def __init__(self, config: QuantizationConfig) -> None:
+        """Start empty for `config`."""
+        super().__init__()
+        self._config = config
+        self._rows = Rows(config)
+        self._literals = self._rows.literals
+
+    def __missing__(self, name: str) -> LayerQuantConfig:
+        """Return the format of a name that is new, and remember it.
+
+        Raises:
+            ResolveError: the name is none that a module can have, or its shards or experts disagree.
+        """
+        parent, _, leaf = name.rpartition(".")
+        found = self._rows[parent][leaf]
+        if found is None or name in self._literals:
+            found = self._config.resolve_afresh(name)
+        if len(name) <= MAX_KEY:
+            if len(self) >= MAX_REMEMBERED:
+                self.clear()
+            self[name] = found
+        return found
+
+    def of_many(self, names: Iterable[str]) -> dict[str, LayerQuantConfig]:
+        """Return the formats of `names`, without remembering each.
+
+        Raises:
+            ResolveError: as `__missing__`, for the first name that has no answer.
+        """
+        rows, literals, afresh = self._rows, self._literals, self._config.resolve_afresh
+        found: dict[str, LayerQuantConfig] = {}
+        for name in names:
+            parent, _, leaf = name.rpartition(".")
+            answer = rows[parent][leaf]
+            if answer is None or name in literals:
+                answer = afresh(name)
+            found[name] = answer
+        return found
