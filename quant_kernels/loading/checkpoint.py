@@ -16,9 +16,9 @@ from quant_kernels.library import native_on
 from quant_kernels.loading.folder import open_folder
 from quant_kernels.loading.job import Job, prepare
 from quant_kernels.loading.output import OutputFolder, check_output
-from quant_kernels.loading.report_parts import kept_layers, quantized_layers, unmatched_entries
+from quant_kernels.loading.report_parts import kept_layers, quantized_layers, requested, unmatched_entries
 from quant_kernels.loading.steps import CopyStep
-from quant_kernels.loading.survey import survey
+from quant_kernels.loading.survey import Survey, survey
 from quant_kernels.loading.transfer import Converted, SourceFiles, Transfer, write_all
 from quant_spec import LoadError, QuantSpecError
 from quant_spec.report import QuantReport, check_report_folder
@@ -67,8 +67,8 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
 ) -> QuantReport:
     """Quantize a checkpoint folder into another one that engines load as an offline AMD Quark checkpoint.
 
-    Tensors are converted one after the other, some rows at a time: memory does not grow with the model. `output` appears
-    when it is complete; an interruption leaves `OUTPUT.partial`, which the same call takes up again; a refusal
+    Tensors are converted one after the other, some rows at a time: memory does not grow with the model. `output`
+    appears when it is complete; an interruption leaves `OUTPUT.partial`, which the same call takes up again; a refusal
     leaves nothing.
 
     Args:
@@ -90,13 +90,49 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
         ConfigError, ResolveError, PlanError: the request is refused.
         LoadError: the checkpoint is damaged or holds NaN or Inf, or the output cannot be written.
     """
-    started = time.perf_counter()
-    source, target = Path(model_dir), Path(output)
+    source = Path(model_dir)
     folder = open_folder(source)
-    check_output(target, source)
+    check_output(Path(output), source)
+    surveyed = survey(folder, request, shorthand=shorthand, on_unsupported=on_unsupported)
+    return carry_out(
+        surveyed,
+        output,
+        report_dir=report_dir,
+        scale_rounding=scale_rounding,
+        measure=measure,
+        write_report=write_report,
+        progress=progress,
+    )
+
+
+def carry_out(
+    surveyed: Survey,
+    output: Path | str,
+    *,
+    report_dir: Path | str | None = None,
+    scale_rounding: str | None = None,
+    measure: bool = False,
+    write_report: bool = True,
+    progress: Progress | None = None,
+) -> QuantReport:
+    """Do what was planned: the second half of `quantize_checkpoint`.
+
+    Args:
+        surveyed: the plan.
+        output: folder to be written; must not exist.
+        report_dir: folder of the report's file; None: as `QuantReport.write`.
+        scale_rounding: of formats with power-of-two scales; None: each format's default.
+        measure: also measure the error of each layer.
+        write_report: False: only return the report.
+        progress: told of every tensor.
+
+    Raises:
+        PlanError, LoadError: as `quantize_checkpoint`.
+    """
+    started = time.perf_counter()
+    target = Path(output)
     if write_report:
         check_report_folder(report_dir)
-    surveyed = survey(folder, request, shorthand=shorthand, on_unsupported=on_unsupported)
     job = prepare(surveyed, scale_rounding=scale_rounding)
     written = OutputFolder(target, job)
     warnings = list(surveyed.warnings)
@@ -114,14 +150,14 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
         message = f"{target}: cannot be written: {error.strerror or error}"
         raise LoadError(message) from error
     report = QuantReport(
-        model=str(source),
-        online_quant_config=request,
+        model=str(surveyed.folder.path),
+        online_quant_config=requested(surveyed),
         elapsed_seconds=time.perf_counter() - started,
         layers=quantized_layers(job, spent, kernel="native" if native_on("cpu") else "reference"),
         kept=kept_layers(surveyed),
         unmatched=unmatched_entries(surveyed),
         warnings=tuple(warnings),
-        bytes_before=folder.nbytes,
+        bytes_before=surveyed.folder.nbytes,
         bytes_after=job.tensor_nbytes,
         versions=_versions(),
         digest=surveyed.config.digest(),
@@ -175,10 +211,11 @@ def _write_shard(
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in VERSIONED:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {package: found for package in VERSIONED if (found := _version(package)) is not None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,7 +1,7 @@
 """A checkpoint folder in the Hugging Face layout: config.json and safetensors files, with or without an index.
 
-Only JSON and headers are read. A shard is opened only if it lies in the folder; in a hub cache, whose snapshots are links
-into `blobs`, also if it lies there.
+Only JSON and headers are read. A shard is opened only if it lies in the folder; in a hub cache, whose snapshots are
+links into `blobs`, also if it lies there.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def open_folder(path: Path) -> CheckpointFolder:
 
 def read_object(path: Path, name: str) -> dict[str, object]:
     """Return the JSON object in a file."""
-    from quant_spec.documents import load_json  # noqa: PLC0415  (imported late: headers alone do not need it)
+    from quant_spec.documents import load_json  # noqa: PLC0415  (reading headers alone does not need it)
 
     try:
         raw = path.read_bytes()
@@ -102,9 +102,8 @@ def read_object(path: Path, name: str) -> dict[str, object]:
         raise LoadError(message) from error
     if name == INDEX_NAME:
         # Large and written by machines: the plain parser is many times faster.
-        document = load_object(raw, str(path))
-    else:
-        document = load_json(raw, str(path))
+        return load_object(raw, str(path))
+    document = load_json(raw, str(path))
     if not isinstance(document, dict):
         message = f"{path}: a JSON object is required, found {shown(document)}"
         raise LoadError(message)

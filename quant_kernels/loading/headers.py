@@ -10,7 +10,7 @@ import json
 import re
 from math import prod
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 from quant_spec.errors import LoadError, nearest, shown
 
@@ -149,7 +149,7 @@ def parse_header(raw: bytes, file: str, data_bytes: int) -> list[StoredTensor]:
     found = []
     for name, entry in document.items():
         try:
-            dtype, shape, offsets = _FIELDS(entry)
+            dtype, shape, offsets = _FIELDS(entry)  # type: ignore[arg-type]  # a wrong type is reported below
             begin, end = offsets
             sizes_are_right = prod(shape) * DTYPE_BITS[dtype] == (end - begin) * 8 and 0 <= begin <= end <= data_bytes
             types_are_right = not shape or min(shape) >= 0
@@ -196,26 +196,36 @@ def load_object(raw: bytes, where: str) -> dict[str, object]:
 
 def _malformed(name: str, entry: object, file: str, data_bytes: int) -> str:
     """Say what is wrong with one entry of a header."""
-    where = f"{file}: tensor {shown(name)}"
+    return f"{file}: tensor {shown(name)}: {_problem(entry, data_bytes)}"
+
+
+def _problem(entry: object, data_bytes: int) -> str:
     if not isinstance(entry, dict):
-        return f"{where}: an object with dtype, shape and data_offsets is required, found {shown(entry)}"
+        return f"an object with dtype, shape and data_offsets is required, found {shown(entry)}"
     missing = [key for key in ("dtype", "shape", "data_offsets") if key not in entry]
     if missing:
-        return f"{where}: {' and '.join(missing)} missing"
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        return f"{' and '.join(missing)} missing"
+    return _wrong_value(entry["dtype"], entry["shape"], entry["data_offsets"], data_bytes)
+
+
+def _wrong_value(dtype: object, shape: object, offsets: object, data_bytes: int) -> str:
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         near = nearest(dtype, DTYPE_BITS)
         hint = f"; did you mean {near!r}?" if near else ""
-        return f"{where}: unknown dtype {shown(dtype)}; allowed: {', '.join(DTYPE_BITS)}{hint}"
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        return f"{where}: shape must be a list of sizes, found {shown(shape)}"
-    pair = isinstance(offsets, list) and len(offsets) == len(("begin", "end"))
-    if not pair or not all(type(offset) is int and offset >= 0 for offset in offsets) or offsets[0] > offsets[1]:
-        return f"{where}: data_offsets must be [begin, end], found {shown(offsets)}"
+        return f"unknown dtype {shown(dtype)}; allowed: {', '.join(DTYPE_BITS)}{hint}"
+    if not are_sizes(shape):
+        return f"shape must be a list of sizes, found {shown(shape)}"
+    if not are_sizes(offsets) or len(offsets) != len(("begin", "end")) or offsets[0] > offsets[1]:
+        return f"data_offsets must be [begin, end], found {shown(offsets)}"
     if offsets[1] > data_bytes:
-        return f"{where}: its data ends at byte {offsets[1]}, the file holds {data_bytes} bytes of data (truncated?)"
+        return f"its data ends at byte {offsets[1]}, the file holds {data_bytes} bytes of data (truncated?)"
     need = prod(shape) * DTYPE_BITS[dtype] / 8
-    return f"{where}: {dtype} {shape} takes {need:g} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}"
+    return f"{dtype} {shape} takes {need:g} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}"
+
+
+def are_sizes(value: object) -> TypeGuard[list[int]]:
+    """Tell whether `value` is a list of whole numbers, none below zero (booleans do not count)."""
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
 def _check_cover(tensors: list[StoredTensor], file: str, start: int, stop: int) -> None:

@@ -2,8 +2,8 @@
 
 A 2-D `X.weight` is a Linear layer unless the last segment of X says that it is an embedding (`is_embedding`: the one
 list). Routed experts, stored one by one (`….experts.3.up_proj.weight`) or stacked (3-D `….experts.gate_up_proj`), are
-one module, their container `….experts`, since an engine runs them with one kernel. A 1-D `X.weight` is a norm; any other
-is a convolution. Biases and other parameters belong to no module that could be quantized.
+one module, their container `….experts`, since an engine runs them with one kernel. A 1-D `X.weight` is a norm; any
+other is a convolution. Biases and other parameters belong to no module that could be quantized.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from quant_kernels.loading.headers import StoredTensor
+from quant_spec.decision import ModuleKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,7 +61,7 @@ class FoundModule:
     """
 
     name: str
-    kind: str
+    kind: ModuleKind
     weights: tuple[StoredTensor, ...]
 
     @property
@@ -71,7 +72,7 @@ class FoundModule:
 
 def find_modules(tensors: Iterable[StoredTensor]) -> dict[str, FoundModule]:
     """Return the modules of a checkpoint by name, in the order in which the tensors name them."""
-    found: dict[str, tuple[str, list[StoredTensor]]] = {}
+    found: dict[str, tuple[ModuleKind, list[StoredTensor]]] = {}
     for tensor in tensors:
         name = tensor.name
         module = name[:-7] if name.endswith(".weight") else _other_weight(name, tensor)
@@ -106,7 +107,7 @@ def _container(module: str) -> str:
     return module[: at + len(EXPERTS)] if at >= 0 else ""
 
 
-def _kind(module: str, shape: tuple[int, ...]) -> str:
+def _kind(module: str, shape: tuple[int, ...]) -> ModuleKind:
     """Return the kind of a module that is no routed expert."""
     if is_embedding(module.rpartition(".")[2]):
         return "embedding"

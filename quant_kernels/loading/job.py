@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
-from quant_kernels.loading.headers import StoredTensor
 from quant_kernels.loading.inventory import FLOAT_DTYPES, FoundModule
 from quant_kernels.loading.quark_document import StoredModule, quark_config
 from quant_kernels.loading.shard_layout import ShardLayout, part_nbytes
@@ -20,9 +20,10 @@ from quant_spec.formats import format_of_key
 from quant_spec.granularity import PerChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from quant_kernels.loading.headers import StoredTensor
     from quant_spec.plan import ModulePlan
 
 Step: TypeAlias = "CopyStep | WeightStep"
@@ -173,7 +174,9 @@ def _converted(
             raise LoadError(message)
         made[scale.name] = None
         owner = weight.name.rpartition(".")[0]
-        made.update({name: None for name in (f"{owner}.{last}" for last in STORED_ACTIVATION_SCALES) if name in tensors})
+        made.update(
+            {name: None for name in (f"{owner}.{last}" for last in STORED_ACTIVATION_SCALES) if name in tensors}
+        )
     parts = stored_parts(weight.name, weight.shape, target)
     for part in parts[1:]:
         if part.name in tensors and part.name not in made:
@@ -195,7 +198,9 @@ def _kept(weight: StoredTensor, plan: ModulePlan, survey: Survey) -> dict[str, S
     made: dict[str, Step | None] = {weight.name: CopyStep(weight, stem)}
     scale = _scale_of(weight, survey.folder.tensors)
     if scale is not None:
-        flat = key.scale.granularity == PerChannel() and scale.shape[-1:] == (1,) and len(scale.shape) == len(weight.shape)
+        flat = (
+            key.scale.granularity == PerChannel() and scale.shape[-1:] == (1,) and len(scale.shape) == len(weight.shape)
+        )
         shape = scale.shape[:-1] if flat else scale.shape
         made[scale.name] = CopyStep(scale._replace(shape=shape), f"{stem}_scale")
     return made

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from quant_kernels.loading.folder import CONFIG_NAME, INDEX_NAME, MODELOPT_NAME
@@ -18,12 +17,15 @@ from quant_spec import LoadError, QuantSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from quant_kernels.loading.job import Job
 
 JOURNAL_NAME: Final = ".quant-spec-job.json"
 """File in the partial folder that says which job it belongs to and which shards are complete."""
-WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot"})
+WEIGHT_SUFFIXES: Final = frozenset(
+    {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot"}
+)
 """Other forms of the weights, which would no longer fit the config: they are not copied."""
 SKIPPED_FOLDERS: Final = frozenset({".git", ".cache", "__pycache__"})
 
@@ -80,7 +82,9 @@ class OutputFolder:
         except (OSError, ValueError, KeyError, TypeError):
             same, recorded = False, {}
         if not same:
-            message = f"{self.partial}: left by another job, or made by something else; remove it or choose another output"
+            message = (
+                f"{self.partial}: left by another job, or made by something else; remove it or choose another output"
+            )
             raise LoadError(message)
         sizes = {layout.file: layout.nbytes for layout in self._job.layouts}
         for file, layers in recorded.items():

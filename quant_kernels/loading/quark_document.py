@@ -64,9 +64,7 @@ def quark_config(
     counts = Counter(module.config for module in quantized)
     most = counts.most_common(1)[0][0]
     others = [module for module in quantized if module.config != most]
-    globs: dict[str, LayerQuantConfig] = {}
-    for name, config in _entries(others, modules, entries):
-        globs[name] = config
+    globs = dict(_entries(others, modules, entries))
     document = _document(
         _layer(most, rounded),
         {name: _layer(config, rounded) for name, config in globs.items()},
@@ -79,7 +77,7 @@ def quark_config(
 def _entries(
     others: Sequence[StoredModule], modules: Sequence[StoredModule], given: Iterable[str]
 ) -> list[tuple[str, LayerQuantConfig]]:
-    """Return globs, or names where no glob will do, that give each of `others` its format and no other module another."""
+    """Return globs, else names, that give each of `others` its format and no other module another."""
     remaining = {module.name: module.config for module in others}
     quantized = {module.name: module.config for module in modules if module.config.is_quantized}
     containers = {module.name: module.container for module in modules}

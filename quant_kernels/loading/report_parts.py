@@ -31,6 +31,7 @@ _REASONS: Final = {
     Why.GLOBAL: "no entry names it, and there is no global format",
     Why.ALREADY: "already in the format asked for",
 }
+PACKED_BITS: Final = 4
 DTYPE_OF_PACKED: Final = "torch.uint8"
 """What reports call the dtype of packed 4-bit codes."""
 
@@ -82,7 +83,7 @@ def requested(survey: Survey) -> object:
     return document.get("request") if document and survey.config.source is not None else None
 
 
-def _layer(  # noqa: PLR0913  (private; one argument a source of facts)
+def _layer(
     survey: Survey, module: ModulePlan, steps: list[WeightStep], spent: Converted, request: object, kernel: str
 ) -> LayerReport:
     config = module.decision.config
@@ -109,7 +110,7 @@ def _layer(  # noqa: PLR0913  (private; one argument a source of facts)
 
 def quant_dtype_name(torch_name: str, bits: int) -> str:
     """Return a dtype as reports call it, `torch.uint8` for packed 4-bit codes."""
-    return DTYPE_OF_PACKED if bits == 4 else f"torch.{torch_name}"  # noqa: PLR2004  (bits of a packed code)
+    return DTYPE_OF_PACKED if bits == PACKED_BITS else f"torch.{torch_name}"
 
 
 def kept_layers(survey: Survey) -> tuple[KeptLayer, ...]:

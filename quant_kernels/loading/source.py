@@ -1,7 +1,8 @@
-"""How a checkpoint says that it is quantized: the object, where it stands, and what its parser may ask of config.json."""
+"""How a checkpoint says that it is quantized: the object, and what its parser may ask of config.json."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -12,8 +13,6 @@ from quant_spec.errors import shown
 from quant_spec.parsers.base import ModelFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from quant_kernels.loading.folder import CheckpointFolder
 
 OBJECT_KEYS: Final = ("quantization_config", "compression_config")

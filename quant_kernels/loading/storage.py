@@ -1,4 +1,4 @@
-"""How a quantized weight is stored in safetensors: names, dtypes and shapes of its tensors, as AMD Quark writes them."""
+"""How a quantized weight is stored in safetensors: names, dtypes and shapes, as AMD Quark writes them."""
 
 from __future__ import annotations
 

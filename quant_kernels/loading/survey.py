@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
@@ -14,9 +15,6 @@ from quant_spec import LoadError, PlanError, QuantizationConfig
 from quant_spec.decision import ModuleInfo
 from quant_spec.errors import shown
 from quant_spec.plan import ModelPlan, ModulePlan, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LM_HEAD: Final = "lm_head"
 _LISTED: Final = 8
@@ -134,7 +132,7 @@ def _is_tied(config: Mapping[str, object]) -> bool:
 
 
 def _without_tied_head(made: ModelPlan, *, tied: bool) -> list[str]:
-    """Return the plan's warnings without the one that an excluded `lm_head` matches nothing, where it is the embedding."""
+    """Return the plan's warnings, without the one that `lm_head` matches nothing where it is the embedding."""
     if not tied:
         return list(made.warnings)
     expected = {entry.path for entry in made.unmatched if entry.text == LM_HEAD}

@@ -105,7 +105,7 @@ class SourceFiles:
         for file in [each for each in self._descriptors if each not in files]:
             os.close(self._descriptors.pop(file))
 
-    def __enter__(self) -> SourceFiles:
+    def __enter__(self) -> SourceFiles:  # noqa: PYI034  (typing.Self needs Python 3.11)
         """Return itself."""
         return self
 

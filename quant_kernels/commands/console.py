@@ -1,0 +1,151 @@
+"""What all commands share: reading documents, printing, and turning refusals into one message and an exit code."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from quant_spec.documents import load_json
+from quant_spec.errors import ConfigError, Defect, QuantSpecError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, RenderableType
+
+STDIN: Final = "-"
+_JSON_STARTS: Final = ("{", "[", '"', "\u201c", "\u201d", "\u201e", "\u2018", "\u2019", "\u00ab")
+"""What JSON text starts with, typographic quotes among it: the parser says what is wrong with those."""
+_WORDS: Final = frozenset({"null", "true", "false", ""})
+_WIDTH: Final = 80
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command."""
+
+    OK = 0
+    REFUSED = 1
+    USAGE = 2
+    SELF_TEST_FAILED = 3
+    INTERRUPTED = 130
+
+
+@contextmanager
+def refusals(*, as_json: bool) -> Iterator[None]:
+    """Turn errors that were foreseen into a message and an exit code; no traceback.
+
+    Args:
+        as_json: also print `{"error": …, "defects": […]}` to standard output.
+    """
+    try:
+        yield
+    except QuantSpecError as error:
+        fail(str(error), as_json=as_json, defects=error.defects if isinstance(error, ConfigError) else ())
+    except BrokenPipeError:
+        # The reader of a pipe has gone, as `head` does: nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(ExitCode.OK) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}", as_json=as_json)
+    except MemoryError:
+        fail("out of memory", as_json=as_json)
+
+
+def fail(message: str, *, as_json: bool, defects: tuple[Defect, ...] = ()) -> None:
+    """Print an error and leave with `ExitCode.REFUSED`."""
+    sys.stderr.write(f"error: {printable(message)}\n")
+    if as_json:
+        listed = [
+            {
+                "path": defect.path,
+                "problem": defect.problem,
+                "value": shown(defect.value),
+                "expected": list(defect.expected),
+                "hint": defect.hint,
+            }
+            for defect in defects
+        ]
+        print_json({"error": message, "defects": listed})
+    raise typer.Exit(ExitCode.REFUSED)
+
+
+def printable(text: str) -> str:
+    """Return `text` without what a terminal would obey or cannot show: escapes and lone surrogates."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def print_json(document: object) -> None:
+    """Print a document to standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=True) + "\n")
+    sys.stdout.flush()
+
+
+def print_line(text: str) -> None:
+    """Print a line to standard output."""
+    sys.stdout.write(f"{printable(text)}\n")
+
+
+def print_rich(what: RenderableType) -> None:
+    """Print a table to standard output: as wide as the terminal, else 120 columns."""
+    console().print(what)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console on standard output or standard error."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else _WIDTH + _WIDTH // 2
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def read_request(given: str, option: str) -> object:
+    """Return a request or config given as JSON text, as a path, or as `-` for standard input.
+
+    Args:
+        given: the text.
+        option: what messages call it when it is no file.
+
+    Raises:
+        ConfigError: it is no valid JSON.
+        QuantSpecError: it is neither JSON nor a file.
+    """
+    if given == STDIN:
+        return load_json(sys.stdin.buffer.read(), "<stdin>")
+    text = given.strip()
+    if text.startswith(_JSON_STARTS) or text in _WORDS:
+        return load_json(given, option)
+    path = Path(given)
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):
+        found = False
+    if not found:
+        kind = "is a folder" if path.is_dir() else "no such file"
+        example = '{"global_quant_config": "ptpc_fp8"}'
+        message = f"{option}: {shown(given)}: {kind}; allowed: JSON text such as '{example}', a file, or -"
+        raise QuantSpecError(message)
+    return load_json(path.read_bytes(), str(path))
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pause the garbage collector: a plan makes hundreds of thousands of objects, none of which is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

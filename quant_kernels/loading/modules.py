@@ -1,0 +1,303 @@
+"""Views: which modules of a torch model hold weights that can be quantized, and what each of their parameters is.
+
+A view is a small function that looks at one module and names the weights that it holds itself. Two are built in:
+
+- Linear-like: a parameter `weight` with two sides [output, input], unless the module is an embedding table or a
+  convolution;
+- fused-MoE-like: stacks [expert, output, input] called `gate_up_proj` or `w13_weight`, `down_proj` or `w2_weight`, or
+  `gate_proj`, `up_proj` (`w1`, `w3`) by themselves.
+
+All weights below a module called `experts` are one layer, since one kernel runs them: stacks and per-expert Linears
+alike. Other views are passed as `views=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Literal, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quant_kernels.loading.inventory import EXPERTS, is_embedding
+from quant_spec import NameRules
+from quant_spec.decision import ModuleKind
+
+Role: TypeAlias = Literal["weight", "gate_up", "gate", "up", "down"]
+ROLES: Final[tuple[Role, ...]] = ("weight", "gate_up", "gate", "up", "down")
+"""What a parameter is: a Linear's weight, or one of the projections of a gated MLP."""
+GateUpOrder: TypeAlias = Literal["gate_up", "up_gate", "interleaved"]
+GATE_UP_ORDERS: Final[tuple[GateUpOrder, ...]] = ("gate_up", "up_gate", "interleaved")
+"""How the rows of a fused gate and up projection lie: one after the other, or in turn."""
+
+STACK_ROLES: Final[dict[str, Role]] = {
+    "gate_up_proj": "gate_up",
+    "gate_up": "gate_up",
+    "w13": "gate_up",
+    "down_proj": "down",
+    "w2": "down",
+    "gate_proj": "gate",
+    "w1": "gate",
+    "up_proj": "up",
+    "w3": "up",
+}
+"""Names of stacked expert weights, with or without `_weight` behind them."""
+
+_MATRIX: Final = 2
+_STACK: Final = 3
+_WIDTHS: Final = ("logical_widths", "output_partition_sizes", "output_sizes")
+"""Attributes in which engines keep the rows of each shard of a fused Linear."""
+TRANSPOSED: Final = "its experts are stored as [expert, input, output]; only [expert, output, input] can be converted"
+
+
+@attrs.frozen(eq=False)
+class WeightSlot:
+    """One parameter that holds a weight.
+
+    Attributes:
+        owner_name: dotted name of the module that holds the parameter.
+        owner: that module.
+        attribute: the parameter's name within it.
+        role: what it is.
+        shards: last segments of the names of the projections whose rows lie in it one after the other; () if one.
+        shard_rows: rows of each shard, if the module says so.
+        interleaved: True if the rows of two shards lie in turn.
+    """
+
+    owner_name: str
+    owner: nn.Module
+    attribute: str
+    role: Role = "weight"
+    shards: tuple[str, ...] = ()
+    shard_rows: tuple[int, ...] | None = None
+    interleaved: bool = False
+
+    @property
+    def name(self) -> str:
+        """Full name of the parameter."""
+        return f"{self.owner_name}.{self.attribute}" if self.owner_name else self.attribute
+
+    @property
+    def tensor(self) -> Tensor:
+        """The parameter."""
+        found = getattr(self.owner, self.attribute)
+        assert isinstance(found, Tensor)  # noqa: S101  (a view names tensors alone)
+        return found
+
+    @property
+    def per_byte(self) -> int:
+        """Elements in one element of the parameter: 2 where 4-bit codes are packed."""
+        return 2 if self.tensor.dtype in (torch.uint8, torch.float4_e2m1fn_x2) else 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape [N, K] or [E, N, K] of the weight, in elements."""
+        *lead, last = self.tensor.shape
+        return (*lead, last * self.per_byte)
+
+
+@attrs.frozen(eq=False)
+class LayerView:
+    """One layer: what a config decides about, what is converted in one go, and one entry of the report.
+
+    Attributes:
+        name: the module's name; for routed experts that of the container.
+        kind: `linear`, `moe`, `embedding`, `norm` or `conv`.
+        class_name: class of the module.
+        slots: its weights; empty for kinds that are not quantized.
+        obstacle: why it cannot be converted whatever is asked for; empty: nothing is known against it.
+        expert_ids: global index of each local expert of a stack; None: 0, 1, … (all experts are here).
+    """
+
+    name: str
+    kind: ModuleKind
+    class_name: str
+    slots: tuple[WeightSlot, ...] = ()
+    obstacle: str = ""
+    expert_ids: tuple[int, ...] | None = None
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Distinct shapes of its weights, in elements."""
+        return tuple(dict.fromkeys(slot.shape for slot in self.slots))
+
+    @property
+    def weights(self) -> int:
+        """Number of weight tensors."""
+        return len(self.slots)
+
+    def expert_id(self, local: int) -> int:
+        """Return the global index of a local expert of a stack."""
+        return local if self.expert_ids is None else self.expert_ids[local]
+
+
+ModuleView: TypeAlias = Callable[[str, nn.Module], Iterable[WeightSlot]]
+"""Names the weights that a module holds itself, given the module's dotted name."""
+
+
+def linear_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
+    """Yield the 2-D `weight` of a module that is neither an embedding nor a convolution."""
+    weight = own_tensors(module).get("weight")
+    if weight is not None and weight.dim() == _MATRIX and _other_kind(name, module) is None:
+        yield WeightSlot(name, module, "weight", shard_rows=_widths(module, weight.shape[0]))
+
+
+def stacked_experts_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
+    """Yield the stacks [expert, output, input] of a fused-MoE-like module, or of a module that is one such stack."""
+    order = gate_up_order(name, module)
+    for attribute, tensor in own_tensors(module).items():
+        if tensor.dim() != _STACK:
+            continue
+        stem = name.rpartition(".")[2] if attribute == "weight" else attribute.removesuffix("_weight")
+        role = STACK_ROLES.get(stem)
+        if role is None:
+            continue
+        fused = role == "gate_up"
+        shards = ("up", "gate") if order == "up_gate" else ("gate", "up")
+        rows = (tensor.shape[1] // 2,) * 2
+        yield WeightSlot(
+            name,
+            module,
+            attribute,
+            role,
+            shards=shards if fused else (),
+            shard_rows=rows if fused else None,
+            interleaved=fused and order == "interleaved",
+        )
+
+
+VIEWS: Final[tuple[ModuleView, ...]] = (linear_view, stacked_experts_view)
+"""The built-in views, in the order in which they are asked; the first that names anything counts."""
+
+
+def gate_up_order(name: str, module: nn.Module) -> GateUpOrder:
+    """Return how gate and up lie in a fused stack: the module's `gate_up_order`, else gate first.
+
+    Modules of transformers that interleave them say `is_concatenated = False`.
+
+    Raises:
+        ValueError: `gate_up_order` is none of `gate_up`, `up_gate`, `interleaved`.
+    """
+    if getattr(module, "is_concatenated", True) is False:
+        return "interleaved"
+    said = getattr(module, "gate_up_order", "gate_up")
+    for order in GATE_UP_ORDERS:
+        if order == said:
+            return order
+    message = f"{name}.gate_up_order: found {said!r}; allowed: {', '.join(GATE_UP_ORDERS)}"
+    raise ValueError(message)
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers that a module holds itself."""
+    buffers = {key: value for key, value in module._buffers.items() if value is not None}  # noqa: SLF001  (cheaper than named_buffers)
+    return {**buffers, **{key: value for key, value in module._parameters.items() if value is not None}}  # noqa: SLF001
+
+
+def find_layers(model: nn.Module, names: NameRules, views: Sequence[ModuleView] = VIEWS) -> dict[str, LayerView]:
+    """Return the layers of a model by name, in the model's order, those of kinds that are not quantized included.
+
+    Args:
+        model: the model; its parameters may be on meta.
+        names: tells which modules are fused from which shards.
+        views: what tells weights from other parameters.
+    """
+    slots: dict[str, list[WeightSlot]] = {}
+    kinds: dict[str, tuple[ModuleKind, str]] = {}
+    holders: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        found = next((each for each in ([*view(name, module)] for view in views) if each), [])
+        if not found:
+            kind = _other_kind(name, module)
+            if kind is not None:
+                kinds[name] = (kind, type(module).__name__)
+            elif name.rpartition(".")[2] == EXPERTS:
+                holders[name] = module
+            continue
+        container = container_of(name)
+        layer = container or name
+        holders.setdefault(layer, module)
+        stacked = any(slot.role != "weight" for slot in found)
+        kinds.setdefault(layer, ("moe" if container or stacked else "linear", type(holders[layer]).__name__))
+        fused = names.shards(name)
+        for slot in found:
+            segments = tuple(shard.rpartition(".")[2] for shard in fused)
+            named = attrs.evolve(slot, shards=segments) if segments and slot.role == "weight" else slot
+            slots.setdefault(layer, []).append(named)
+    return {name: _layer(name, *kind, slots.get(name, []), holders.get(name)) for name, kind in kinds.items()}
+
+
+def container_of(name: str) -> str:
+    """Return the name of the container of routed experts that a module is or lies below, or an empty string.
+
+    >>> container_of("model.layers.0.mlp.experts.3.up_proj"), container_of("model.layers.0.mlp.shared_experts.up_proj")
+    ('model.layers.0.mlp.experts', '')
+    """
+    at = f".{name}.".find(f".{EXPERTS}.")
+    return name[: at + len(EXPERTS)] if at >= 0 else ""
+
+
+def _layer(
+    name: str, kind: ModuleKind, class_name: str, slots: list[WeightSlot], holder: nn.Module | None
+) -> LayerView:
+    stacks = [slot for slot in slots if slot.role != "weight"]
+    obstacle = TRANSPOSED if stacks and _is_transposed(stacks) else ""
+    ids = None
+    if stacks:
+        ids = _expert_ids(holder) or _expert_ids(stacks[0].owner)
+    if ids is not None and len(ids) != stacks[0].shape[0]:
+        message = f"{name}.expert_ids: {len(ids)} indices for {stacks[0].shape[0]} local experts"
+        raise ValueError(message)
+    return LayerView(name, kind, class_name, tuple(slots), obstacle, ids)
+
+
+def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:
+    """Return the global indices of local experts: the module's `expert_ids`, or vLLM's `expert_map` (global -> local)."""
+    if module is None:
+        return None
+    said = getattr(module, "expert_ids", None)
+    if said is not None:
+        return tuple(int(index) for index in said)
+    local_of = getattr(module, "expert_map", None)
+    if isinstance(local_of, Tensor):
+        pairs = [(local, index) for index, local in enumerate(local_of.tolist()) if local >= 0]
+        return tuple(index for _, index in sorted(pairs))
+    return None
+
+
+def _is_transposed(stacks: Sequence[WeightSlot]) -> bool:
+    """Tell whether stacks are stored [expert, input, output]: as the module says, else as shapes that fit one way only."""
+    if any(getattr(slot.owner, "is_transposed", False) is True for slot in stacks):
+        return True
+    shapes = {slot.role: slot.shape for slot in stacks}
+    if "gate_up" not in shapes or "down" not in shapes:
+        return False
+    up, down = shapes["gate_up"], shapes["down"]
+    if up[1] == 2 * down[2] and up[2] == down[1]:
+        return False
+    return up[1] == down[2] and up[2] == 2 * down[1]
+
+
+def _widths(module: nn.Module, rows: int) -> tuple[int, ...] | None:
+    for attribute in _WIDTHS:
+        said = getattr(module, attribute, None)
+        if isinstance(said, (list, tuple)) and len(said) > 1 and sum(said) == rows:
+            return tuple(int(each) for each in said)
+    return None
+
+
+def _other_kind(name: str, module: nn.Module) -> ModuleKind | None:
+    """Return the kind of a module whose weight is not quantized, or None."""
+    weight = own_tensors(module).get("weight")
+    if weight is None:
+        return None
+    class_name = type(module).__name__
+    embeds = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "Embedding" in class_name
+    if embeds or (is_embedding(name.rpartition(".")[2]) and weight.dim() == _MATRIX):
+        return "embedding"
+    if weight.dim() < _MATRIX:
+        return "norm"
+    convolves = "Conv" in class_name or weight.dim() > _STACK
+    stacked = weight.dim() == _STACK and name.rpartition(".")[2] in STACK_ROLES
+    return "conv" if convolves or (weight.dim() == _STACK and not stacked) else None
