@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)])
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```([\w{}-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\.venv/bin/)?quant-spec .*$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)[^)]*\)|\{doc\}`(?:[^`<]*<)?([^`>]+)>?`")
 
 
@@ -43,6 +45,44 @@ def test_json_blocks_are_configs(page: Path) -> None:
 
     for block in blocks(page, "json"):
         QuantizationConfig.from_online(json.loads(block))
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of unmarked code blocks that call quant-spec, continued lines joined."""
+    text = "\n".join(blocks(page, "")).replace("\\\n", " ")
+    return COMMAND.findall(text)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint folder with one layer of each kind that the pages speak of."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "torch_dtype": "bfloat16"}', "utf-8")
+    shapes = {"self_attn.q_proj": (64, 64), "mlp.up_proj": (128, 64), "mlp.down_proj": (64, 128)}
+    tensors = {f"model.layers.0.{name}.weight": torch.ones(shape).bfloat16() for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
+def test_commands_run(page: Path, checkpoint: Path, tmp_path: Path) -> None:
+    recipe = ROOT / "docs" / "tutorial" / "demo" / "recipe.json"
+    for index, line in enumerate(commands(page)):
+        places = {
+            "build/demo/SmolLM2-135M-Instruct": checkpoint,
+            "MODEL_DIR": checkpoint,
+            "OUT_DIR": tmp_path / f"out{index}",
+            "build/mine": tmp_path / f"out{index}",
+        }
+        words = [str(places.get(word, word)) for word in shlex.split(line)]
+        words = [str(recipe) if word.endswith("recipe.json") else word for word in words]
+        command = [str(Path(sys.executable).with_name("quant-spec")), *words[1:]]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
