@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Annotated, Final, Literal, TypeVar, cast
 
 import attrs
@@ -17,7 +17,7 @@ from cattrs import AttributeValidationNote, ClassValidationError, Converter, For
 from cattrs.gen import make_dict_structure_fn, override
 
 from quant_spec.errors import ConfigError, Defect, json_type, shown, unknown, wrong_type
-from quant_spec.rules import Rule, rebased
+from quant_spec.rules import Rule, attempted, each_checked, rebased
 from quant_spec.unset import UNSET, Unset
 
 Document = TypeVar("Document")
@@ -40,7 +40,7 @@ def structure(document: object, cls: type[Document], root: str = "$") -> Documen
             the schema that refuses the same place is named with the defect, other findings are added.
     """
     try:
-        return cast("Document", _hook(cls)(document, cls))
+        return cast("Document", _hook(_hashable(cls))(document, cls))
     except ConfigError as error:
         defects = _with_schema(list(error.defects), document, cls)
         more = len(defects) - _MOST_DEFECTS
@@ -64,6 +64,10 @@ def _with_schema(defects: list[Defect], document: object, cls: type) -> list[Def
 @functools.lru_cache(maxsize=1_024)
 def _hook(annotation: object) -> Hook:
     return cast("Hook", _CONVERTER.get_structure_hook(annotation))
+
+
+def _hashable(cls: type) -> Hashable:
+    return cls
 
 
 def key_of(field: attrs.Attribute[object]) -> str:
@@ -102,9 +106,8 @@ def _class_hook(cls: type) -> Hook:
     closed = bool(getattr(cls, "CLOSED", True))
     names = {field.name: key_of(field) for field in fields}
     renames = {name: override(rename=key) for name, key in names.items() if key != name}
-    inner = make_dict_structure_fn(
-        cls, _CONVERTER, _cattrs_forbid_extra_keys=closed, _cattrs_detailed_validation=True, **renames
-    )
+    make = functools.partial(make_dict_structure_fn, cls, _CONVERTER, **renames)  # type: ignore[arg-type]  # renames
+    inner = cast("Hook", make(_cattrs_forbid_extra_keys=closed, _cattrs_detailed_validation=True))
     required = {field.name for field in fields if field.default is attrs.NOTHING}
 
     def hook(value: object, _: object) -> object:
@@ -157,54 +160,42 @@ def _unknown_key(name: str, keys: typing.Iterable[str]) -> list[Defect]:
 
 def _list_hook(annotation: object) -> Hook:
     (member, _) = typing.get_args(annotation)
-    inner = _later(member)
 
     def hook(value: object, _: object) -> object:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(wrong_type("$", value, "list"))
-        found: list[object] = []
-        defects: list[Defect] = []
-        for index, each in enumerate(value):
-            try:
-                found.append(inner(each, member))
-            except ConfigError as error:
-                defects += rebased(error, index)
-        if defects:
-            raise ConfigError(defects)
-        return tuple(found)
+        inner = _hook(member)
+        return tuple(each_checked(value, lambda each: inner(each, member)))
 
     return hook
-
-
-def _later(annotation: object) -> Hook:
-    """Return a hook that is made when it is first used: a document class may hold itself."""
-    return lambda value, target: _hook(annotation)(value, target)
 
 
 def _table_hook(annotation: object) -> Hook:
     key_type, member = typing.get_args(annotation)
-    key_hook, inner = _hook(key_type), _later(member)
+    key_hook = _hook(key_type)
 
     def hook(value: object, _: object) -> object:
         if not isinstance(value, Mapping):
             raise ConfigError(wrong_type("$", value, "object"))
-        found: dict[object, object] = {}
-        defects: list[Defect] = []
-        for key, each in value.items():
-            try:
-                checked = key_hook(key, key_type)
-            except ConfigError as error:
-                defects += rebased(error, str(key))
-                continue
-            try:
-                found[checked] = inner(each, member)
-            except ConfigError as error:
-                defects += rebased(error, str(key))
-        if defects:
-            raise ConfigError(defects)
-        return found
+        inner = _hook(member)  # asked for late: a document class may hold itself
+        try:
+            return {key_hook(key, key_type): inner(each, member) for key, each in value.items()}
+        except ConfigError:
+            raise ConfigError(_table_defects(value, key_hook, inner)) from None
 
     return hook
+
+
+def _table_defects(value: Mapping[object, object], key_hook: Hook, inner: Hook) -> list[Defect]:
+    """Return every defect of a refused table; that of a key comes before, and hides, those of its value."""
+    found: list[Defect] = []
+    for key, each in value.items():
+        error = attempted(lambda given: key_hook(given, None), key)
+        if not isinstance(error, ConfigError):
+            error = attempted(lambda given: inner(given, None), each)
+        if isinstance(error, ConfigError):
+            found += rebased(error, str(key))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- unions and leaves
@@ -241,17 +232,22 @@ def _unstructure_object(value: object) -> object:
         return [_unstructure_object(each) for each in value]
     if isinstance(value, dict):
         return {key: _unstructure_object(each) for key, each in value.items()}
-    if not attrs.has(type(value)):
+    cls = type(value)
+    if not attrs.has(cls):
         return value
-    members = ((key_of(field), getattr(value, field.name)) for field in attrs.fields(type(value)))
+    members = ((key_of(field), getattr(value, field.name)) for field in attrs.fields(cls))
     return {key: _unstructure_object(each) for key, each in members if each is not UNSET}
+
+
+def _origin(annotation: object) -> object:
+    return typing.get_origin(annotation)
 
 
 def _build() -> Converter:
     converter = Converter(detailed_validation=True)
     converter.register_structure_hook_factory(attrs.has, _class_hook)
-    converter.register_structure_hook_factory(lambda each: typing.get_origin(each) is tuple, _list_hook)
-    converter.register_structure_hook_factory(lambda each: typing.get_origin(each) is dict, _table_hook)
+    converter.register_structure_hook_factory(lambda each: _origin(each) is tuple, _list_hook)
+    converter.register_structure_hook_factory(lambda each: _origin(each) is dict, _table_hook)
     converter.register_structure_hook_factory(lambda each: len(members_of(each)) > 1, _union_hook)
     converter.register_structure_hook_factory(lambda each: rule_of(each) is not None, _rule_hook)
     converter.register_unstructure_hook_func(attrs.has, _unstructure_object)

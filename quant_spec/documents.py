@@ -1,4 +1,4 @@
-"""Raw JSON text to an object, strictly: what an ordinary reader lets pass (a repeated key, NaN) is refused with its place.
+"""Raw JSON text to an object, strictly: a repeated key, NaN and the like are refused with their place.
 
 The fast path is the standard library's scanner. Only a text that it refuses, or that looks suspicious, is read again by
 `JsonScanner`, which is slower, never recurses, and knows the JSON path, the line and the column of what it stumbles on.

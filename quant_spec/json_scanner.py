@@ -184,7 +184,7 @@ class JsonScanner:
         hint = 'JSON strings and keys stand in double quotes: "' if character == "'" else ""
         self._refuse(f"{shown(character)} where {wanted} is expected", path=path, value=character, hint=hint)
 
-    def _refuse(  # noqa: PLR0913  (the fields of a defect, and the place)
+    def _refuse(
         self,
         problem: str,
         *,

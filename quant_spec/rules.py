@@ -19,7 +19,10 @@ Schema: TypeAlias = "dict[str, object]"
 """A JSON schema, or a part of one."""
 
 ENTRY_FORMAT: Final = "module-pattern"
-"""`format` keyword of an entry: `quant_spec.schema` has its checker."""
+"""`format` keyword of an entry."""
+
+FORMAT_CHECKS: Final[dict[str, Callable[[str], object]]] = {}
+"""`format` keyword -> the function that raises ConfigError for a string that the schema must refuse too."""
 
 
 @attrs.frozen(eq=False)
@@ -166,6 +169,24 @@ def check_entry(text: str) -> None:
             raise ConfigError(named) from None
 
 
+def formatted(name: str, check: Callable[[str], object], **more: object) -> Rule:
+    """Return the rule for a string that `check` accepts, which no regular expression can state.
+
+    Args:
+        name: the `format` keyword that stands for `check` in the schema.
+        check: raises ConfigError for a string that is refused.
+        more: other keywords of the schema.
+    """
+    FORMAT_CHECKS[name] = check
+
+    def checked(value: object) -> str:
+        text = as_string(value)
+        check(text)
+        return text
+
+    return Rule("string", checked, lambda: {"type": "string", "format": name, **more})
+
+
 def _entry(value: object) -> str:
     text = as_string(value)
     check_entry(text)
@@ -191,15 +212,30 @@ def check_entries(value: object) -> tuple[str, ...]:
         doubtful = [each for each in value if each.startswith(REGEX_PREFIX)]
         if not doubtful and "".join(value).isascii():
             return tuple(value)
-    defects: list[Defect] = []
-    for index, each in enumerate(value):
-        try:
-            _entry(each)
-        except ConfigError as error:
-            defects += rebased(error, index)
+    return tuple(map(as_string, each_checked(value, _entry)))
+
+
+def each_checked(values: Iterable[object], check: Callable[[object], object]) -> list[object]:
+    """Return what `check` makes of each of `values`.
+
+    Raises:
+        ConfigError: it refuses some; the defects of all, each with its index.
+    """
+    found = [attempted(check, each) for each in values]
+    defects = [
+        defect for index, each in enumerate(found) if isinstance(each, ConfigError) for defect in rebased(each, index)
+    ]
     if defects:
         raise ConfigError(defects)
-    return tuple(value)
+    return found
+
+
+def attempted(check: Callable[[object], object], value: object) -> object:
+    """Return what `check` makes of `value`, or the ConfigError that it raises."""
+    try:
+        return check(value)
+    except ConfigError as error:
+        return error
 
 
 def rebased(error: ConfigError, key: str | int) -> list[Defect]:
@@ -221,15 +257,8 @@ def _pair(value: object) -> tuple[int, int]:
         raise ConfigError(wrong_type("$", value, "list"))
     if len(value) != 2:  # noqa: PLR2004  (rows and columns)
         raise refuse(f"expected [rows, columns], found {len(value)} values {shown(value)}", value)
-    defects: list[Defect] = []
-    for index, each in enumerate(value):
-        try:
-            POSITIVE.check(each)
-        except ConfigError as error:
-            defects += rebased(error, index)
-    if defects:
-        raise ConfigError(defects)
-    return as_integer(value[0]), as_integer(value[1])
+    rows, cols = each_checked(value, POSITIVE.check)
+    return as_integer(rows), as_integer(cols)
 
 
 def _pair_schema() -> Schema:
@@ -245,6 +274,8 @@ BOOLEAN: Final = Rule("boolean", _boolean, lambda: {"type": "boolean"})
 ANYTHING: Final = Rule("any", _anything, dict)
 POSITIVE: Final = integer(least=1)
 POSITIVE_NUMBER: Final = Rule("number", _positive_number, lambda: {"type": "number", "exclusiveMinimum": 0})
+FORMAT_CHECKS[ENTRY_FORMAT] = check_entry
+
 ENTRY: Final = Rule("string", _entry, _ref("entry"))
 ENTRY_KEY: Final = Rule("string", _key, _ref("entryKey"))
 ENTRIES: Final = Rule("list", check_entries, _ref("entries"))

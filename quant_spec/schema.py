@@ -13,7 +13,6 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Iterable, Iterator
 from importlib import resources
 from typing import Final, Literal, cast
 
@@ -22,11 +21,13 @@ import attrs
 from quant_spec.converter import key_of, members_of, rule_of
 from quant_spec.errors import ConfigError, Defect, QuantSpecError, join_path, nearest
 from quant_spec.formats import request_words
-from quant_spec.rules import ENTRY_FORMAT, Schema, check_entry
+from quant_spec.rules import ENTRY_FORMAT, FORMAT_CHECKS, Schema
 from quant_spec.unset import Unset
 from quant_spec.vllm_names import weight_words
 
 if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
 
@@ -89,10 +90,9 @@ def schema_for(kind: str) -> Schema:
     Raises:
         QuantSpecError: there is no such kind.
     """
-    if kind == "defs":
-        return _definitions()
-    if kind == "generic":
-        return _generic()
+    special = {"defs": _definitions, "generic": _generic}
+    if kind in special:
+        return special[kind]()
     if kind == "report":
         text = resources.files("quant_spec.schemas").joinpath("report.schema.json").read_text("utf-8")
         return cast("Schema", json.loads(text))
@@ -141,16 +141,15 @@ def _words(field: attrs.Attribute[object]) -> Schema:
 
 
 def _annotation(annotation: object, defs: dict[str, Schema]) -> Schema:
-    rule = rule_of(annotation)
+    members = [each for each in members_of(annotation) if each != Literal[Unset.UNSET]]
+    choices = [_member(each, defs) for each in members]
+    return choices[0] if len(choices) == 1 else {"anyOf": [inner for each in choices for inner in _choices(each)]}
+
+
+def _member(only: object, defs: dict[str, Schema]) -> Schema:
+    rule = rule_of(only)
     if rule is not None:
         return rule.schema()
-    members = [each for each in members_of(annotation) if each != Literal[Unset.UNSET]]
-    if len(members) > 1:
-        choices = [_annotation(each, defs) for each in members]
-        return {"anyOf": [inner for each in choices for inner in _choices(each)]}
-    (only,) = members
-    if only is not annotation:
-        return _annotation(only, defs)
     if only in {None, types.NoneType}:
         return {"type": "null"}
     if typing.get_origin(only) is tuple:
@@ -249,20 +248,26 @@ def validate(document: object, kind: str) -> list[Defect]:
 def _validator(kind: str, words: tuple[str, ...]) -> Draft202012Validator:
     """Return the validator of a kind; `words` are the registered format names that it was rendered with."""
     from jsonschema import Draft202012Validator, FormatChecker  # noqa: PLC0415  (only refusals need it)
-    from referencing import Registry, Resource  # noqa: PLC0415  (the same)
+    from referencing import Registry  # noqa: PLC0415  (the same)
+    from referencing.jsonschema import DRAFT202012  # noqa: PLC0415  (the same)
 
     del words
     checker = FormatChecker(formats=())
-    checker.checks(ENTRY_FORMAT, raises=ConfigError)(_is_entry)
-    shared: Resource[Schema] = Resource.from_contents(schema_for("defs"))
-    registry: Registry[Schema] = Registry().with_resource("defs.schema.json", shared)
-    return Draft202012Validator(schema_for(kind), registry=registry, format_checker=checker)
+    shared = DRAFT202012.create_resource(schema_for("defs"))
+    registry = Registry[typing.Any]().with_resource("defs.schema.json", shared)
+    schema = schema_for(kind)
+    for name, check in FORMAT_CHECKS.items():
+        checker.checks(name, raises=ConfigError)(_strings_only(check))
+    return Draft202012Validator(schema, registry=registry, format_checker=checker)
 
 
-def _is_entry(value: object) -> bool:
-    if isinstance(value, str):
-        check_entry(value)
-    return True
+def _strings_only(check: Callable[[str], object]) -> Callable[[object], bool]:
+    def checked(value: object) -> bool:
+        if isinstance(value, str):
+            check(value)
+        return True
+
+    return checked
 
 
 def _plain(value: object) -> object:

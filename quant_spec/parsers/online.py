@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -16,6 +15,9 @@ from quant_spec.parsers.reading import patterns
 from quant_spec.patterns import Pattern, Scope
 from quant_spec.rules import EntryKey, OneOrEntries, Rule, about, any_case_schema, as_string
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METHOD: Final = "online"
 
@@ -49,10 +51,11 @@ class OnlineDocument:
         },
     )
 
-    global_quant_config: Annotated[str, FORMAT_OR_BLANK] | None | UnsetType = attrs.field(
+    global_quant_config: Annotated[str, FORMAT_OR_BLANK] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about(
-            "Format of every layer that no other entry names. Absent, null or empty: they stay as the checkpoint has them.",
+            "Format of every layer that no other entry names. Absent, null or empty: they stay as the checkpoint has "
+            "them.",
             "ptpc_fp8",
         ),
     )
@@ -63,7 +66,7 @@ class OnlineDocument:
             {"*.mlp.experts": "mxfp4"},
         ),
     )
-    exclude_layer: OneOrEntries | None | UnsetType = attrs.field(
+    exclude_layer: OneOrEntries | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about(
             "Modules that stay as the checkpoint has them, whatever the other entries say: one entry or a list.",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import attrs
 
@@ -26,6 +25,9 @@ from quant_spec.parsers.reading import patterns
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import NVFP4, QuantKey, ScaleDesc, mx_key
 from quant_spec.unset import UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 METHOD: Final = "quark"
 _MX_GROUP: Final = 32

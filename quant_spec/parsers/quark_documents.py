@@ -71,30 +71,28 @@ class TensorSpec:
         metadata=about("Element type.", "fp8_e4m3", "fp4")
     )
     qscheme: (
-        Annotated[str, word("qscheme", ["per_tensor", "per_channel", "per_group", "per_block"])] | None | UnsetType
+        Annotated[str, word("qscheme", ["per_tensor", "per_channel", "per_group", "per_block"])] | UnsetType | None
     ) = attrs.field(default=UNSET, metadata=about("Elements that share a scale.", "per_channel"))
-    ch_axis: Annotated[int, integer(-2, -1, 0, 1)] | None | UnsetType = attrs.field(
+    ch_axis: Annotated[int, integer(-2, -1, 0, 1)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Axis of per_channel: 0 the rows of a weight; 1 or -1 the input side.", 0)
     )
-    group_size: Size | None | UnsetType = attrs.field(
+    group_size: Size | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Elements in a group; needed by per_group.", 32)
     )
-    block_size: BlockShape | None | UnsetType = attrs.field(
+    block_size: BlockShape | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Rows and columns of a block; needed by per_block.", [128, 128])
     )
-    is_dynamic: Flag | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Scales are made at run time (activations).", True)
+    is_dynamic: Flag | UnsetType | None = attrs.field(
+        default=UNSET, metadata=about("Scales are made at run time (activations).")
     )
-    symmetric: Flag | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("False: zero points are stored.", True)
-    )
+    symmetric: Flag | UnsetType | None = attrs.field(default=UNSET, metadata=about("False: zero points are stored."))
     scale_format: (
-        Annotated[str, word("scale_format", ["e8m0", "float32", "float16", "bfloat16"])] | None | UnsetType
+        Annotated[str, word("scale_format", ["e8m0", "float32", "float16", "bfloat16"])] | UnsetType | None
     ) = attrs.field(default=UNSET, metadata=about("`e8m0`: scales are powers of two in one byte.", "e8m0"))
-    scale_type: Annotated[str, word("scale_type", SCALE_TYPES)] | None | UnsetType = attrs.field(
+    scale_type: Annotated[str, word("scale_type", SCALE_TYPES)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Container of the scale; `float` is the model's dtype.", "float")
     )
-    mx_element_dtype: Annotated[str, word("mx_element_dtype", MX_ELEMENTS)] | None | UnsetType = attrs.field(
+    mx_element_dtype: Annotated[str, word("mx_element_dtype", MX_ELEMENTS)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Element type of dtype `mx`.", "fp4")
     )
 
@@ -123,13 +121,13 @@ class LayerDocument:
 
     CLOSED: ClassVar[bool] = False
 
-    weight: TensorSpec | tuple[TensorSpec, ...] | None | UnsetType = attrs.field(
+    weight: TensorSpec | tuple[TensorSpec, ...] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("The weight. Absent or null: unquantized.")
     )
-    input_tensors: TensorSpec | tuple[TensorSpec, ...] | None | UnsetType = attrs.field(
+    input_tensors: TensorSpec | tuple[TensorSpec, ...] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("The activation. Absent or null: unquantized.")
     )
-    output_tensors: TensorSpec | tuple[TensorSpec, ...] | None | UnsetType = attrs.field(
+    output_tensors: TensorSpec | tuple[TensorSpec, ...] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("The KV cache, in the entries that `export.kv_cache_group` selects; nowhere else."),
     )
@@ -141,13 +139,13 @@ class ExportDocument:
 
     CLOSED: ClassVar[bool] = False
 
-    kv_cache_group: Entries | None | UnsetType = attrs.field(
+    kv_cache_group: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Globs of the entries whose outputs are the KV cache.", ["*k_proj", "*v_proj"])
     )
-    pack_method: Annotated[str, word("pack_method", ["reorder", "order"])] | None | UnsetType = attrs.field(
+    pack_method: Annotated[str, word("pack_method", ["reorder", "order"])] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Order of the codes packed in one integer.", "reorder")
     )
-    weight_format: Annotated[str, word("weight_format", ["real_quantized", "fake_quantized"])] | None | UnsetType = (
+    weight_format: Annotated[str, word("weight_format", ["real_quantized", "fake_quantized"])] | UnsetType | None = (
         attrs.field(default=UNSET, metadata=about("Whether codes or rounded values are stored.", "real_quantized"))
     )
 
@@ -171,22 +169,22 @@ class QuarkDocument:
     )
 
     quant_method: Annotated[str, word("quant_method", ("quark",))] = attrs.field(metadata=about("Always `quark`."))
-    global_quant_config: LayerDocument | None | UnsetType = attrs.field(
+    global_quant_config: LayerDocument | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Format of every layer that no other entry names; null or {}: unquantized.")
     )
-    layer_quant_config: dict[EntryKey, LayerDocument | None] | None | UnsetType = attrs.field(
+    layer_quant_config: dict[EntryKey, LayerDocument | None] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Formats by module name, glob or `re:`; the first that fits wins.")
     )
-    layer_type_quant_config: dict[EntryKey, LayerDocument | None] | None | UnsetType = attrs.field(
+    layer_type_quant_config: dict[EntryKey, LayerDocument | None] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Formats by module class, after the patterns.")
     )
-    kv_cache_quant_config: dict[EntryKey, LayerDocument | None] | None | UnsetType = attrs.field(
+    kv_cache_quant_config: dict[EntryKey, LayerDocument | None] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Entries whose outputs are the KV cache.")
     )
-    exclude: Entries | None | UnsetType = attrs.field(
+    exclude: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized: names, globs, `re:`.", ["lm_head", "re:.*\\.gate$"])
     )
-    export: ExportDocument | None | UnsetType = attrs.field(default=UNSET, metadata=about("How it was written."))
+    export: ExportDocument | UnsetType | None = attrs.field(default=UNSET, metadata=about("How it was written."))
     algo_config: Anything | UnsetType = attrs.field(
         default=UNSET, metadata=about("The algorithms that found the codes; says nothing of the storage.")
     )

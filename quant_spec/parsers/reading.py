@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quant_spec.dtypes import ELEMENT_TYPES, FP8_E4M3, FP32, ElementType
 from quant_spec.errors import ConfigError, Defect, join_path
@@ -11,7 +10,11 @@ from quant_spec.granularity import Granularity, PerChannel, PerGroup, PerTensor,
 from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.patterns import Pattern, Scope
 from quant_spec.quant_key import QuantKey, ScaleDesc
-from quant_spec.unset import UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from quant_spec.unset import UnsetType
 
 EXCLUDE_KEYS: Final = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules")
 """Names that producers give to the list of modules left unquantized; where several are present they are joined."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from quant_spec.errors import ConfigError, Defect, join_path, wrong_type
-from quant_spec.parsers.base import ParsedQuantConfig
 from quant_spec.parsers.online import OnlineDocument, parse_online
 from quant_spec.parsers.targets import TargetsDocument, parse_targets
+
+if TYPE_CHECKING:
+    from quant_spec.parsers.base import ParsedQuantConfig
 
 
 def _keys(cls: type) -> frozenset[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeAlias
 
 import attrs
 
@@ -15,10 +14,14 @@ from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs,
 from quant_spec.parsers.reading import patterns
 from quant_spec.parsers.vllm_words import ACTIVATION, SLOT_LINEAR, SLOT_MOE, TARGET, WEIGHT
 from quant_spec.patterns import Pattern, Scope
-from quant_spec.quant_key import QuantKey
 from quant_spec.rules import Entries, EntryKey, Schema, about
 from quant_spec.unset import UNSET, UnsetType
 from quant_spec.vllm_names import activation_key, weight_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quant_spec.quant_key import QuantKey
 
 METHOD: Final = "online"
 READ_THE_OBJECT: Final = "online"
@@ -38,13 +41,13 @@ class LayerSpec:
         },
     }
 
-    weight: Annotated[str, WEIGHT] | None | UnsetType = attrs.field(
+    weight: Annotated[str, WEIGHT] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about(
             "Format of the weight. Null: left alone. Absent: the shorthand's, else the checkpoint's.", "mxfp4"
         ),
     )
-    activation: Annotated[str, ACTIVATION] | None | UnsetType = attrs.field(
+    activation: Annotated[str, ACTIVATION] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about(
             "Format of the activation. Null: unquantized. Absent: the default of the weight's format.", "mxfp8"
@@ -74,11 +77,11 @@ class TargetsDocument:
         {"targets": {"*self_attn*": {"weight": "mxfp4", "activation": "mxfp8"}, "*experts*": "mxfp4"}},
     )
 
-    linear: Annotated[str, SLOT_LINEAR] | LayerSpec | None | UnsetType = attrs.field(
+    linear: Annotated[str, SLOT_LINEAR] | LayerSpec | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("Linear layers: a shorthand, a weight format or an object. Null: left alone.", "fp8_per_block"),
     )
-    moe: Annotated[str, SLOT_MOE] | LayerSpec | None | UnsetType = attrs.field(
+    moe: Annotated[str, SLOT_MOE] | LayerSpec | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("Fused experts: a shorthand, a weight format or an object. Null: left alone.", "mxfp4"),
     )
@@ -89,7 +92,7 @@ class TargetsDocument:
             {"*experts*": {"weight": "mxfp4", "activation": None}},
         ),
     )
-    ignore: Entries | None | UnsetType = attrs.field(
+    ignore: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules that stay as the checkpoint has them.", ["lm_head", "re:.*mlp\\.gate$"])
     )
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quant_spec.dtypes import ELEMENT_TYPES
 from quant_spec.errors import ConfigError, Defect
@@ -12,6 +11,9 @@ from quant_spec.formats import formats
 from quant_spec.formats.base import FORMATS
 from quant_spec.rules import Rule, Schema, any_case_schema, as_string
 from quant_spec.vllm_names import ACTIVATION_NAMES, activation_key, weight_key, weight_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ELEMENTS: Final = "|".join(re.escape(name) for name in ELEMENT_TYPES)
 _SIZE: Final = "[1-9][0-9]*"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -11,14 +10,18 @@ from quant_spec.converter import structure
 from quant_spec.dtypes import FP8_E4M3, INT8
 from quant_spec.errors import ConfigError, Defect, join_path
 from quant_spec.granularity import PerChannel, PerTensor, PerToken
-from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, register_quant_parser
 from quant_spec.parsers.reading import int_weight, joined, layer
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import MXFP4, MXFP8, NVFP4, QuantKey, ScaleDesc
 from quant_spec.regexes import check_regex
-from quant_spec.rules import Entries, Flag, Rule, about, as_string, integer, word
+from quant_spec.rules import Entries, Flag, Text, about, formatted, integer, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quant_spec.layer_config import LayerQuantConfig
 
 METHOD: Final = "auto-round"
 UNQUANTIZED_BITS: Final = (16, 32)
@@ -43,16 +46,14 @@ def is_expression(key: str) -> bool:
     return not _EXPRESSION.isdisjoint(key)
 
 
-def _extra_key(value: object) -> str:
-    text = as_string(value)
+def _check_key(text: str) -> None:
     if not text:
         raise ConfigError(Defect("$", "empty name ''", text))
     if is_expression(text):
         check_regex(text)
-    return text
 
 
-EXTRA_KEY: Final = Rule("string", _extra_key, lambda: {"type": "string", "minLength": 1, "format": "auto-round-name"})
+EXTRA_KEY: Final = formatted("auto-round-name", _check_key)
 
 
 @attrs.frozen(kw_only=True)
@@ -61,22 +62,22 @@ class LayerScheme:
 
     CLOSED: ClassVar[bool] = False
 
-    bits: Annotated[int, BITS] | None | UnsetType = attrs.field(default=UNSET, metadata=about("Bits of a code.", 16))
-    group_size: Annotated[int, GROUP] | None | UnsetType = attrs.field(
+    bits: Annotated[int, BITS] | UnsetType | None = attrs.field(default=UNSET, metadata=about("Bits of a code.", 16))
+    group_size: Annotated[int, GROUP] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Elements that share a scale; -1: a whole row; 0: the tensor.", 128)
     )
-    sym: Flag | None | UnsetType = attrs.field(default=UNSET, metadata=about("False: zero points.", True))
-    data_type: Annotated[str, word("data_type", DATA_TYPES)] | None | UnsetType = attrs.field(
+    sym: Flag | UnsetType | None = attrs.field(default=UNSET, metadata=about("False: zero points."))
+    data_type: Annotated[str, word("data_type", DATA_TYPES)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Element type.", "int")
     )
-    act_bits: Annotated[int, integer(4, 8, *UNQUANTIZED_BITS)] | None | UnsetType = attrs.field(
+    act_bits: Annotated[int, integer(4, 8, *UNQUANTIZED_BITS)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Bits of the activation; 16 or absent: unquantized.", 16)
     )
-    act_data_type: Annotated[str, word("act_data_type", DATA_TYPES)] | None | UnsetType = attrs.field(
+    act_data_type: Annotated[str, word("act_data_type", DATA_TYPES)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Element type of the activation.", "int")
     )
-    act_dynamic: Flag | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Scales of the activation are made at run time; absent: true.", True)
+    act_dynamic: Flag | UnsetType | None = attrs.field(
+        default=UNSET, metadata=about("Scales of the activation are made at run time; absent: true.")
     )
 
 
@@ -87,19 +88,28 @@ class AutoRoundDocument(LayerScheme):
     KIND: ClassVar[str] = METHOD
     CLOSED: ClassVar[bool] = False
     EXAMPLES: ClassVar[tuple[object, ...]] = (
-        {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "extra_config": {"lm_head": {"bits": 16}}},
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": 128,
+            "sym": True,
+            "extra_config": {"lm_head": {"bits": 16}},
+        },
     )
 
     quant_method: Annotated[str, word("quant_method", (METHOD,))] = attrs.field(metadata=about("Always `auto-round`."))
     bits: Annotated[int, BITS] = attrs.field(metadata=about("Bits of a code.", 4))
-    extra_config: dict[Annotated[str, EXTRA_KEY], LayerScheme] | None | UnsetType = attrs.field(
+    extra_config: dict[Annotated[str, EXTRA_KEY], LayerScheme] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("Overrides by module name or expression; 16 bits: left unquantized.", {"lm_head": {"bits": 16}}),
     )
-    packing_format: Annotated[str, Rule("string", as_string, lambda: {"type": "string"})] | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("How codes are packed, which names the stored tensors.", "auto_round:auto_gptq")
+    packing_format: Text | UnsetType | None = (
+        attrs.field(
+            default=UNSET,
+            metadata=about("How codes are packed, which names the stored tensors.", "auto_round:auto_gptq"),
+        )
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized.", ["lm_head"])
     )
 
@@ -177,7 +187,9 @@ def _float(kind: str, bits: int, path: str) -> QuantKey:
     found = _FLOATS.get((kind, bits))
     if found is None:
         known = tuple(f"{name} with {width} bits" for name, width in _FLOATS)
-        raise ConfigError(Defect(f"{path}.data_type", f"data_type {kind} with {bits} bits has no known reading", kind, known))
+        raise ConfigError(
+            Defect(f"{path}.data_type", f"data_type {kind} with {bits} bits has no known reading", kind, known)
+        )
     return found
 
 

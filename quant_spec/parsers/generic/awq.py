@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -14,6 +13,9 @@ from quant_spec.parsers.reading import int_weight, joined, layer
 from quant_spec.patterns import Scope
 from quant_spec.rules import Entries, Flag, Schema, about, integer, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 VERSIONS: Final = ("gemm", "gemv", "gemv_fast", "exllama", "ipex", "marlin", "llm-awq")
 GROUP: Final = integer(least=1, also=(-1,))
@@ -43,13 +45,11 @@ class AwqDocument:
     q_group_size: Annotated[int, GROUP] | UnsetType = attrs.field(
         default=UNSET, metadata=about("Older name of `group_size`.", 128)
     )
-    zero_point: Flag | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Zero points are stored; absent: true.", True)
-    )
+    zero_point: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("Zero points are stored; absent: true."))
     version: Annotated[str, word("version", VERSIONS, any_case=True)] | UnsetType = attrs.field(
         default=UNSET, metadata=about("Packing.", "gemm")
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized.", ["visual"])
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -17,6 +16,9 @@ from quant_spec.patterns import Scope
 from quant_spec.quant_key import QuantKey, ScaleDesc
 from quant_spec.rules import Entries, Flag, Schema, about, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METHOD: Final = "bitsandbytes"
 QUANT_TYPES: Final = {"fp4": FP4_BNB, "nf4": NF4}
@@ -44,18 +46,18 @@ class BitsAndBytesDocument:
     )
     SCHEMA: ClassVar[Schema] = {"anyOf": [_only(flag) for flag in _FLAGS]}
 
-    quant_method: Annotated[str, word("quant_method", (METHOD,))] | None | UnsetType = attrs.field(
+    quant_method: Annotated[str, word("quant_method", (METHOD,))] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("`bitsandbytes`, or absent beside a load flag.")
     )
-    load_in_4bit: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("4-bit codes of a codebook.", True))
-    load_in_8bit: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("8-bit integers.", True))
+    load_in_4bit: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("4-bit codes of a codebook."))
+    load_in_8bit: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("8-bit integers."))
     bnb_4bit_quant_type: Annotated[str, word("bnb_4bit_quant_type", QUANT_TYPES)] | UnsetType = attrs.field(
         default=UNSET, metadata=about("Codebook of 4 bits; absent: fp4.", "nf4")
     )
     bnb_4bit_use_double_quant: Flag | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Scales are quantized to 8 bits themselves.", True)
+        default=UNSET, metadata=about("Scales are quantized to 8 bits themselves.")
     )
-    llm_int8_skip_modules: Entries | None | UnsetType = attrs.field(
+    llm_int8_skip_modules: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized, for 4 bits too.", ["lm_head"])
     )
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from quant_spec.converter import structure
 from quant_spec.dtypes import E8M0, ELEMENT_TYPES, FP4_E2M1, FP6_E2M3, FP8_E4M3, FP32, ElementType
 from quant_spec.errors import join_path
 from quant_spec.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken
-from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, register_quant_parser
 from quant_spec.parsers.generic.ct_documents import (
     METHOD,
@@ -25,6 +23,11 @@ from quant_spec.parsers.generic.ct_presets import PRESETS
 from quant_spec.parsers.reading import layer, patterns
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import QuantKey, ScaleDesc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from quant_spec.layer_config import LayerQuantConfig
 
 _FLOATS: Final[dict[int, ElementType]] = {4: FP4_E2M1, 6: FP6_E2M3, 8: FP8_E4M3}
 _MX_FORMATS: Final = frozenset({"mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized"})
@@ -135,7 +138,9 @@ def _granularity(args: QuantArgs, strategy: str) -> Granularity:
         return PerGroup(args.group_size or 1)
     if strategy == "block" and args.block_structure:
         return PerBlock(*args.block_structure)
-    return {"channel": PerChannel(), "token": PerToken()}.get(strategy, PerTensor())
+    if strategy == "channel":
+        return PerChannel()
+    return PerToken() if strategy == "token" else PerTensor()
 
 
 def _is_byte_scale(args: QuantArgs) -> bool:
@@ -171,4 +176,3 @@ def _tensor_names(schemes: list[tuple[str, Scheme, str]], cache: CacheArgs | Non
     if cache is not None and cache.dynamic is not True:
         names |= dict.fromkeys(("k_scale", "v_scale"))
     return tuple(names)
-

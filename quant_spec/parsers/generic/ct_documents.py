@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Final, TypeAlias
 import attrs
 
 from quant_spec.errors import ConfigError, Defect, join_path, unknown
+from quant_spec.parsers.generic.ct_presets import PRESET_NAMES
 from quant_spec.rules import (
     PAIR,
     Anything,
@@ -23,7 +24,6 @@ from quant_spec.rules import (
     refuse,
     word,
 )
-from quant_spec.parsers.generic.ct_presets import PRESET_NAMES
 from quant_spec.unset import UNSET, UnsetType
 
 METHOD: Final = "compressed-tensors"
@@ -139,32 +139,34 @@ class QuantArgs:
         default=UNSET, metadata=about("Bits of a code; absent: 8.", 8)
     )
     type: Annotated[str, word("type", ("int", "float"))] | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Integers, or floats (8 bits e4m3, 6 bits e2m3, 4 bits e2m1); absent: int.", "float")
+        default=UNSET,
+        metadata=about("Integers, or floats (8 bits e4m3, 6 bits e2m3, 4 bits e2m1); absent: int.", "float"),
     )
     symmetric: Flag | UnsetType = attrs.field(
-        default=UNSET, metadata=about("False: zero points are stored; absent: true.", True)
+        default=UNSET, metadata=about("False: zero points are stored; absent: true.")
     )
-    strategy: Annotated[str, word("strategy", STRATEGIES)] | None | UnsetType = attrs.field(
+    strategy: Annotated[str, word("strategy", STRATEGIES)] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("Elements that share a scale; absent: by group_size (none: tensor, -1: channel).", "channel"),
     )
-    group_size: Annotated[int, integer(least=1, also=(-1,))] | None | UnsetType = attrs.field(
+    group_size: Annotated[int, integer(least=1, also=(-1,))] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Elements in a group; needed by group and tensor_group, by no other.", 32)
     )
-    block_structure: Annotated[tuple[int, int], BLOCK] | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Rows and columns of a block; needed by block, by no other.", [128, 128], "128x128")
-    )
-    dynamic: Annotated[bool | str, DYNAMIC] | None | UnsetType = attrs.field(
+    block_structure: Annotated[tuple[int, int], BLOCK] | UnsetType | None = attrs.field(
         default=UNSET,
-        metadata=about("Scales are made at run time; `local` (tensor_group only): those of the groups are.", True, "local"),
+        metadata=about("Rows and columns of a block; needed by block, by no other.", [128, 128], "128x128"),
     )
-    actorder: Annotated[bool | str, ORDER] | None | UnsetType = attrs.field(
+    dynamic: Annotated[bool | str, DYNAMIC] | UnsetType | None = attrs.field(
+        default=UNSET,
+        metadata=about("Scales are made at run time; `local` (tensor_group only): those of the groups are.", "local"),
+    )
+    actorder: Annotated[bool | str, ORDER] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Groups by activation order; `group` stores an index.", "weight")
     )
-    scale_dtype: Annotated[str, SCALE_DTYPE] | None | UnsetType = attrs.field(
+    scale_dtype: Annotated[str, SCALE_DTYPE] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Dtype of the scales; uint8: E8M0; absent: by format.", "torch.uint8")
     )
-    zp_dtype: Text | None | UnsetType = attrs.field(
+    zp_dtype: Text | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Dtype of the zero points.", "torch.int8")
     )
     observer: Anything | UnsetType = attrs.field(default=UNSET, metadata=about("How scales were found.", "minmax"))
@@ -193,9 +195,13 @@ class QuantArgs:
         elif size == -1 and strategy not in {"channel", None}:
             found.append(Defect("$.group_size", f"group_size -1 means channel, not {strategy}", size, ("null",)))
         elif size is not None and size > 0 and strategy not in {*GROUPED, None}:
-            found.append(Defect("$.group_size", f"group_size {size} cannot go with strategy {strategy}", size, ("null",)))
+            found.append(
+                Defect("$.group_size", f"group_size {size} cannot go with strategy {strategy}", size, ("null",))
+            )
         if strategy == "block" and not self.block_structure:
-            found.append(Defect("$.block_structure", "strategy block needs block_structure", None, ("[rows, columns]",)))
+            found.append(
+                Defect("$.block_structure", "strategy block needs block_structure", None, ("[rows, columns]",))
+            )
         if self.block_structure and strategy != "block":
             problem = f"block_structure cannot go with strategy {strategy or self.effective_strategy}"
             found.append(Defect("$.block_structure", problem, self.block_structure, ("null",)))
@@ -252,7 +258,9 @@ class CacheArgs(QuantArgs):
     CLOSED: ClassVar[bool] = False
     WHAT: ClassVar[str] = "a KV cache"
     ALLOWED: ClassVar[tuple[str, ...]] = ("tensor",)
-    SCHEMA: ClassVar[Schema] = {"allOf": [*_STRATEGY_RULES, *_CACHE_RULES, {"not": _present("group_size", {"not": _NULL})}]}
+    SCHEMA: ClassVar[Schema] = {
+        "allOf": [*_STRATEGY_RULES, *_CACHE_RULES, {"not": _present("group_size", {"not": _NULL})}]
+    }
 
 
 @attrs.frozen(kw_only=True)
@@ -264,16 +272,16 @@ class Scheme:
     targets: TargetList = attrs.field(
         metadata=about("Module classes, exact module names, or `re:` expressions.", ["Linear"], ["re:.*self_attn.*"])
     )
-    weights: WeightArgs | None | UnsetType = attrs.field(
+    weights: WeightArgs | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("How weights are quantized; absent or null: they are not.")
     )
-    input_activations: InputArgs | None | UnsetType = attrs.field(
+    input_activations: InputArgs | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("How activations are quantized; absent or null: they are not.")
     )
-    output_activations: QuantArgs | None | UnsetType = attrs.field(
+    output_activations: QuantArgs | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("How outputs are quantized; says nothing of the storage.")
     )
-    format: Annotated[str, word("format", FORMATS)] | None | UnsetType = attrs.field(
+    format: Annotated[str, word("format", FORMATS)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("How this group is stored; absent: the document's format.", "float-quantized")
     )
 
@@ -284,7 +292,7 @@ class SparsityDocument:
 
     CLOSED: ClassVar[bool] = False
 
-    format: Annotated[str, word("format", ("dense",))] | None | UnsetType = attrs.field(
+    format: Annotated[str, word("format", ("dense",))] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Only `dense` can be read.", "dense")
     )
 
@@ -323,16 +331,16 @@ class CompressedTensorsDocument:
             {"FP8_DYNAMIC": ["Linear"]},
         )
     )
-    format: Annotated[str, word("format", (*FORMATS, MIXED))] | None | UnsetType = attrs.field(
+    format: Annotated[str, word("format", (*FORMATS, MIXED))] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("How all groups are stored, unless a group says otherwise.", "float-quantized")
     )
-    ignore: Entries | None | UnsetType = attrs.field(
+    ignore: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized: exact names, classes, `re:` expressions.", ["lm_head"])
     )
-    kv_cache_scheme: CacheArgs | None | UnsetType = attrs.field(
+    kv_cache_scheme: CacheArgs | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("How the KV cache is quantized.")
     )
-    sparsity_config: SparsityDocument | None | UnsetType = attrs.field(
+    sparsity_config: SparsityDocument | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Sparse storage; {} or null: none.", {})
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import attrs
 
@@ -16,6 +15,9 @@ from quant_spec.patterns import Scope
 from quant_spec.quant_key import QuantKey, ScaleDesc
 from quant_spec.rules import POSITIVE_NUMBER, Entries, about, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @attrs.frozen(kw_only=True)
@@ -31,10 +33,10 @@ class FbgemmDocument:
     quant_method: Annotated[str, word("quant_method", ("fbgemm_fp8",))] = attrs.field(
         metadata=about("Always `fbgemm_fp8`.")
     )
-    activation_scale_ub: Annotated[float, POSITIVE_NUMBER] | None | UnsetType = attrs.field(
+    activation_scale_ub: Annotated[float, POSITIVE_NUMBER] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Upper bound of an activation's scale times 448; absent: 1200.", 1200.0)
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized.", ["lm_head"])
     )
 

@@ -1,9 +1,8 @@
-"""`fp8`: per tensor or in blocks, static or dynamic activations; DeepSeek-V4's experts and NVFP4 manifests inside it."""
+"""`fp8`: per tensor or in blocks, static or dynamic; DeepSeek-V4's experts and NVFP4 manifests inside it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -18,6 +17,9 @@ from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import MXFP4, NVFP4, QuantKey, ScaleDesc
 from quant_spec.rules import BlockShape, Entries, EntryKey, Schema, about, integer, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METHOD: Final = "fp8"
 SCHEME: Final = word("activation_scheme", ("dynamic", "static"))
@@ -37,7 +39,7 @@ class ManifestEntry:
     CLOSED: ClassVar[bool] = False
 
     quant_algo: Annotated[str, MANIFEST_ALGO] = attrs.field(metadata=about("Format of the module.", "NVFP4"))
-    group_size: Annotated[int, integer(16)] | None | UnsetType = attrs.field(
+    group_size: Annotated[int, integer(16)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Elements that share a scale.", 16)
     )
 
@@ -59,46 +61,46 @@ class Fp8Document:
     }
 
     quant_method: Annotated[str, word("quant_method", (METHOD,))] = attrs.field(metadata=about("Always `fp8`."))
-    fmt: Annotated[str, FMT] | None | UnsetType = attrs.field(
+    fmt: Annotated[str, FMT] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Element type; absent: e4m3.", "e4m3")
     )
-    activation_scheme: Annotated[str, SCHEME] | None | UnsetType = attrs.field(
+    activation_scheme: Annotated[str, SCHEME] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("Scales of activations: made at run time (dynamic, the default) or stored (static).", "dynamic"),
     )
-    weight_block_size: BlockShape | None | UnsetType = attrs.field(
+    weight_block_size: BlockShape | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("Rows and columns that share a scale; absent or null: one scale a tensor.", [128, 128]),
     )
-    scale_fmt: Annotated[str, SCALE_FMT] | None | UnsetType = attrs.field(
+    scale_fmt: Annotated[str, SCALE_FMT] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Announces scales that are powers of two.", "ue8m0")
     )
-    kv_cache_scheme: Annotated[str, CACHE_SCHEME] | None | UnsetType = attrs.field(
+    kv_cache_scheme: Annotated[str, CACHE_SCHEME] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Scales of an FP8 KV cache.", "static")
     )
-    ignored_layers: Entries | None | UnsetType = attrs.field(
+    ignored_layers: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    ignore: Entries | None | UnsetType = attrs.field(
+    ignore: Entries | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("Modules left unquantized; beside an NVFP4 manifest: modules left in FP8.", ["lm_head"]),
     )
-    exclude_modules: Entries | None | UnsetType = attrs.field(
+    exclude_modules: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    moe_quant_algo: Annotated[str, MANIFEST_ALGO] | None | UnsetType = attrs.field(
+    moe_quant_algo: Annotated[str, MANIFEST_ALGO] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Format of the routed experts where it is not FP8.", "NVFP4")
     )
-    quantized_layers: dict[EntryKey, ManifestEntry] | None | UnsetType = attrs.field(
+    quantized_layers: dict[EntryKey, ManifestEntry] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about(
             "Manifest of the modules that are not FP8.", {"layers.3.ffn.experts.0.w1": {"quant_algo": "NVFP4"}}
         ),
     )
-    expert_dtype: Annotated[str, EXPERT_DTYPE] | None | UnsetType = attrs.field(
+    expert_dtype: Annotated[str, EXPERT_DTYPE] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Format of the routed experts; usually beside this object in config.json.", "fp4")
     )
 
@@ -175,6 +177,7 @@ def _slot(text: str, path: str) -> Pattern:
 
 
 def _tensor_names(document: Fp8Document, facts: ModelFacts) -> tuple[str, ...]:
+    names: tuple[str, ...]
     if document.has_manifest:
         names = NVFP4_NAMES
     elif facts.model_type == _V4:

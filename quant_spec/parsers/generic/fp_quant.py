@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -14,6 +13,9 @@ from quant_spec.patterns import Scope
 from quant_spec.quant_key import MXFP4, NVFP4
 from quant_spec.rules import Entries, Size, about, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METHOD: Final = "fp_quant"
 KEYS: Final = {"mxfp4": MXFP4, "nvfp4": NVFP4}
@@ -34,7 +36,7 @@ class FpQuantDocument:
     hadamard_group_size: Size | UnsetType = attrs.field(
         default=UNSET, metadata=about("Size of the rotation; absent: the group of the format.", 32)
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; absent or null: lm_head.", ["lm_head"])
     )
 

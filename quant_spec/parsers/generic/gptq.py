@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -12,10 +11,14 @@ from quant_spec.errors import join_path
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, register_quant_parser
 from quant_spec.parsers.reading import int_weight, joined, layer
 from quant_spec.patterns import Pattern, PatternKind, Scope
-from quant_spec.quant_key import QuantKey
 from quant_spec.regexes import check_regex
-from quant_spec.rules import Entries, Flag, Rule, about, as_string, integer, word
+from quant_spec.rules import Entries, Flag, about, formatted, integer, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quant_spec.quant_key import QuantKey
 
 BITS: Final = integer(2, 3, 4, 8)
 GROUP: Final = integer(least=1, also=(-1,))
@@ -30,13 +33,11 @@ def expression_of(key: str) -> str:
     return key[2:] if key.startswith((EXCLUDE_PREFIX, INCLUDE_PREFIX)) else key
 
 
-def _dynamic_key(value: object) -> str:
-    text = as_string(value)
+def _check_key(text: str) -> None:
     check_regex(expression_of(text))
-    return text
 
 
-DYNAMIC_KEY: Final = Rule("string", _dynamic_key, lambda: {"type": "string", "format": "gptq-expression"})
+DYNAMIC_KEY: Final = formatted("gptq-expression", _check_key)
 
 
 @attrs.frozen(kw_only=True)
@@ -49,8 +50,8 @@ class Override:
     group_size: Annotated[int, GROUP] | UnsetType = attrs.field(
         default=UNSET, metadata=about("Elements that share a scale; -1: a whole row.", 64)
     )
-    sym: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("False: zero points.", True))
-    desc_act: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("Groups by activation order.", False))
+    sym: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("False: zero points."))
+    desc_act: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("Groups by activation order."))
 
 
 @attrs.frozen(kw_only=True)
@@ -68,20 +69,20 @@ class GptqDocument:
     group_size: Annotated[int, GROUP] | UnsetType = attrs.field(
         default=UNSET, metadata=about("Elements that share a scale; -1: a whole row; absent: 128.", 128)
     )
-    sym: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("False: zero points; absent: true.", True))
-    desc_act: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("Groups by activation order.", False))
-    dynamic: dict[Annotated[str, DYNAMIC_KEY], Override] | None | UnsetType = attrs.field(
+    sym: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("False: zero points; absent: true."))
+    desc_act: Flag | UnsetType = attrs.field(default=UNSET, metadata=about("Groups by activation order."))
+    dynamic: dict[Annotated[str, DYNAMIC_KEY], Override] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about(
-            "Overrides by expression, the first that fits: '-:EXPRESSION' excludes, '+:EXPRESSION' or the bare expression "
-            "changes single keys.",
+            "Overrides by expression, the first that fits: '-:EXPRESSION' excludes, '+:EXPRESSION' or the bare "
+            "expression changes single keys.",
             {"-:.*\\.shared_expert\\..*": {}, "+:.*\\.18\\..*gate.*": {"bits": 8, "group_size": 64}},
         ),
     )
-    checkpoint_format: Annotated[str, word("checkpoint_format", FORMATS)] | None | UnsetType = attrs.field(
+    checkpoint_format: Annotated[str, word("checkpoint_format", FORMATS)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Packing; `gptq_v2` stores zero points as they are.", "gptq")
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized.", ["lm_head"])
     )
 

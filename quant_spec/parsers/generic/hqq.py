@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import attrs
 
@@ -13,6 +12,9 @@ from quant_spec.parsers.reading import int_weight, joined, layer
 from quant_spec.patterns import Scope
 from quant_spec.rules import Entries, Size, about, integer, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +55,7 @@ class HqqDocument:
 
     quant_method: Annotated[str, word("quant_method", ("hqq",))] = attrs.field(metadata=about("Always `hqq`."))
     quant_config: LayerParameters = attrs.field(metadata=about("How layers are quantized."))
-    skip_modules: Entries | None | UnsetType = attrs.field(
+    skip_modules: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; absent: lm_head.", ["lm_head"])
     )
 

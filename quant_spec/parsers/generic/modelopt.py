@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from quant_spec.converter import structure
 from quant_spec.dtypes import FP8_E4M3, FP32, INT4, INT8
 from quant_spec.errors import join_path
 from quant_spec.granularity import PerBlock, PerChannel, PerGroup, PerTensor
-from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, register_quant_parser
 from quant_spec.parsers.generic.modelopt_documents import (
     METHOD,
@@ -21,6 +20,9 @@ from quant_spec.parsers.generic.modelopt_documents import (
 from quant_spec.parsers.reading import EXCLUDE_KEYS, FP8_DYNAMIC, FP8_PER_TOKEN, FP8_STATIC, joined, layer
 from quant_spec.patterns import Pattern, Scope
 from quant_spec.quant_key import MXFP4, MXFP8, NVFP4, QuantKey, ScaleDesc
+
+if TYPE_CHECKING:
+    from quant_spec.layer_config import LayerQuantConfig
 
 _TENSOR: Final = QuantKey(FP8_E4M3, ScaleDesc(FP32, PerTensor()))
 _CHANNEL: Final = QuantKey(FP8_E4M3, ScaleDesc(FP32, PerChannel()))
@@ -73,7 +75,9 @@ class ModelOptParser:
             excluded += _excluded(body, nested, root)
         return ParsedQuantConfig(
             quant_method=METHOD,
-            global_spec=layer(None, None, METHOD) if body.quant_algo == MIXED else _layer(str(body.quant_algo), body.group_size),
+            global_spec=layer(None, None, METHOD)
+            if body.quant_algo == MIXED
+            else _layer(str(body.quant_algo), body.group_size),
             layer_pattern_specs=_layers(body, join_path(root, "quantized_layers")),
             exclude_layers=excluded,
             kv_cache=_cache(body),
@@ -127,7 +131,8 @@ def _tensor_names(algos: Iterable[str], body: ModelOptBody) -> tuple[str, ...]:
         conditions = {
             "weight_scale_2": algo in _SECOND_SCALE,
             "pre_quant_scale": algo in _PRE_SCALED,
-            "input_scale": activation is not None and (activation.second_scale is not None or not activation.is_dynamic),
+            "input_scale": activation is not None
+            and (activation.second_scale is not None or not activation.is_dynamic),
         }
         names |= dict.fromkeys(name for name, stored in conditions.items() if stored)
     if body.kv_cache_quant_algo:

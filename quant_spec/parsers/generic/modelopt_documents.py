@@ -62,9 +62,7 @@ class QuantizedLayer:
     quant_algo: Annotated[str, word("quant_algo", ALGOS, any_case=True)] = attrs.field(
         metadata=about("Format of the module, in any case.", "NVFP4")
     )
-    group_size: Size | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Elements that share a scale.", 16)
-    )
+    group_size: Size | UnsetType | None = attrs.field(default=UNSET, metadata=about("Elements that share a scale.", 16))
 
     def __attrs_post_init__(self) -> None:
         """Refuse a group that the format does not have."""
@@ -93,7 +91,7 @@ class CacheScheme:
         default=UNSET, metadata=about("Integers or floats; absent: int.", "float")
     )
     dynamic: Flag | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Scales are made at run time; absent: false.", False)
+        default=UNSET, metadata=about("Scales are made at run time; absent: false.")
     )
 
     def __attrs_post_init__(self) -> None:
@@ -121,22 +119,24 @@ class ModelOptBody:
     quant_algo: Annotated[str, word("quant_algo", (*ALGOS, MIXED), any_case=True)] | UnsetType = attrs.field(
         default=UNSET, metadata=about("Format of the weights and activations, in any case.", "FP8", "NVFP4")
     )
-    group_size: Size | None | UnsetType = attrs.field(
+    group_size: Size | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Elements that share a scale; absent: by format.", 16)
     )
-    kv_cache_quant_algo: Annotated[str, word("kv_cache_quant_algo", CACHE_ALGOS, any_case=True)] | None | UnsetType = (
+    kv_cache_quant_algo: Annotated[str, word("kv_cache_quant_algo", CACHE_ALGOS, any_case=True)] | UnsetType | None = (
         attrs.field(default=UNSET, metadata=about("Format of the KV cache.", "FP8"))
     )
-    kv_cache_scheme: Annotated[str, word("kv_cache_scheme", ("static", "dynamic"))] | CacheScheme | None | UnsetType = (
+    kv_cache_scheme: Annotated[str, word("kv_cache_scheme", ("static", "dynamic"))] | CacheScheme | UnsetType | None = (
         attrs.field(default=UNSET, metadata=about("Format of the KV cache: an object, or the word of an FP8 cache."))
     )
-    exclude_modules: Entries | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Modules left unquantized: names and globs; all such lists are joined.", ["lm_head"])
+    exclude_modules: Entries | UnsetType | None = attrs.field(
+        default=UNSET,
+        metadata=about("Modules left unquantized: names and globs; all such lists are joined.", ["lm_head"]),
     )
-    ignore: Entries | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Modules left unquantized: names and globs; all such lists are joined.", ["lm_head"])
+    ignore: Entries | UnsetType | None = attrs.field(
+        default=UNSET,
+        metadata=about("Modules left unquantized: names and globs; all such lists are joined.", ["lm_head"]),
     )
-    quantized_layers: dict[EntryKey, QuantizedLayer] | None | UnsetType = attrs.field(
+    quantized_layers: dict[EntryKey, QuantizedLayer] | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about(
             "Formats by module; needed by MIXED_PRECISION, which quantizes nothing else.",
@@ -178,7 +178,7 @@ class ModelOptDocument(ModelOptBody):
         "else": ModelOptBody.SCHEMA,
     }
 
-    quant_method: Annotated[str, word("quant_method", (METHOD,))] | None | UnsetType = attrs.field(
+    quant_method: Annotated[str, word("quant_method", (METHOD,))] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("`modelopt`; absent in the nested layout.")
     )
     quantization: ModelOptBody | UnsetType = attrs.field(default=UNSET, metadata=about("The nested layout's object."))

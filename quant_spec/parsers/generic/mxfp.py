@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -16,6 +15,9 @@ from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import MXFP4, MXFP8, NVFP4
 from quant_spec.rules import Entries, Rule, about, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _GROUP: Final = [1, 32]
 
@@ -43,34 +45,34 @@ class Mxfp8Document:
     )
 
     quant_method: Annotated[str, word("quant_method", ("mxfp8",))] = attrs.field(metadata=about("Always `mxfp8`."))
-    fmt: Annotated[str, FMT] | None | UnsetType = attrs.field(
+    fmt: Annotated[str, FMT] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Element type; absent: e4m3.", "e4m3")
     )
-    scale_fmt: Annotated[str, SCALE_FMT] | None | UnsetType = attrs.field(
+    scale_fmt: Annotated[str, SCALE_FMT] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Scales are powers of two, which they always are here.", "ue8m0")
     )
-    weight_block_size: Annotated[tuple[int, int], GROUP] | None | UnsetType = attrs.field(
+    weight_block_size: Annotated[tuple[int, int], GROUP] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("A group of 32 along the input side.", [1, 32])
     )
-    activation_scheme: Annotated[str, word("activation_scheme", ("dynamic",))] | None | UnsetType = attrs.field(
+    activation_scheme: Annotated[str, word("activation_scheme", ("dynamic",))] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Scales of activations are made at run time.", "dynamic")
     )
-    ignored_layers: Entries | None | UnsetType = attrs.field(
+    ignored_layers: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    ignore: Entries | None | UnsetType = attrs.field(
+    ignore: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    exclude_modules: Entries | None | UnsetType = attrs.field(
+    exclude_modules: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    moe_quant_algo: Annotated[str, MANIFEST_ALGO] | None | UnsetType = attrs.field(
+    moe_quant_algo: Annotated[str, MANIFEST_ALGO] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Format of the routed experts where it is not MXFP8.", "NVFP4")
     )
-    kv_cache_quant_algo: Annotated[str, word("kv_cache_quant_algo", ("FP8",), any_case=True)] | None | UnsetType = (
+    kv_cache_quant_algo: Annotated[str, word("kv_cache_quant_algo", ("FP8",), any_case=True)] | UnsetType | None = (
         attrs.field(default=UNSET, metadata=about("Format of the KV cache.", "FP8"))
     )
 
@@ -86,16 +88,16 @@ class Mxfp4Document:
     )
 
     quant_method: Annotated[str, word("quant_method", ("mxfp4",))] = attrs.field(metadata=about("Always `mxfp4`."))
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized: names and globs.", ["lm_head"])
     )
-    ignored_layers: Entries | None | UnsetType = attrs.field(
+    ignored_layers: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    ignore: Entries | None | UnsetType = attrs.field(
+    ignore: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    exclude_modules: Entries | None | UnsetType = attrs.field(
+    exclude_modules: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
 

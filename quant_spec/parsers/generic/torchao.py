@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from quant_spec.converter import structure
 from quant_spec.dtypes import FP8_E4M3, FP8_E5M2, INT4, INT8, UINT4, ElementType
 from quant_spec.errors import ConfigError, Defect, join_path
 from quant_spec.granularity import PerChannel, PerGroup, PerTensor, PerToken
-from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, register_quant_parser
 from quant_spec.parsers.generic.torchao_documents import (
     METHOD,
@@ -23,6 +21,11 @@ from quant_spec.parsers.generic.torchao_documents import (
 from quant_spec.parsers.reading import joined, layer
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import MXFP4, MXFP8, NVFP4, QuantKey, ScaleDesc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quant_spec.layer_config import LayerQuantConfig
 
 _GROUPS: Final = {
     "Int4WeightOnlyConfig": 128,

@@ -66,18 +66,21 @@ class ConfigData:
 
     CLOSED: ClassVar[bool] = False
 
-    group_size: Size | None | UnsetType = attrs.field(
+    group_size: Size | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Elements that share a scale.", 128)
     )
-    granularity: GranularityNode | tuple[GranularityNode, ...] | None | UnsetType = attrs.field(
+    granularity: GranularityNode | tuple[GranularityNode, ...] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Of activation and weight, or one for both.")
     )
-    weight_dtype: DtypeNode | None | UnsetType = attrs.field(default=UNSET, metadata=about("Element type of the weight."))
-    activation_dtype: DtypeNode | None | UnsetType = attrs.field(
+    weight_dtype: DtypeNode | UnsetType | None = attrs.field(
+        default=UNSET, metadata=about("Element type of the weight.")
+    )
+    activation_dtype: DtypeNode | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Element type of the activation.")
     )
     fqn_to_config: dict[EntryKey, ConfigNode | None] | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Configs by module name or `re:`; null: left unquantized; `_default`: the others.")
+        default=UNSET,
+        metadata=about("Configs by module name or `re:`; null: left unquantized; `_default`: the others."),
     )
     module_fqn_to_config: dict[EntryKey, ConfigNode | None] | UnsetType = attrs.field(
         default=UNSET, metadata=about("Older name of `fqn_to_config`.")
@@ -130,9 +133,7 @@ class StringSettings:
 
     CLOSED: ClassVar[bool] = False
 
-    group_size: Size | None | UnsetType = attrs.field(
-        default=UNSET, metadata=about("Elements that share a scale.", 64)
-    )
+    group_size: Size | UnsetType | None = attrs.field(default=UNSET, metadata=about("Elements that share a scale.", 64))
 
 
 @attrs.frozen(kw_only=True)
@@ -149,9 +150,9 @@ class TorchaoDocument:
     quant_type: Annotated[str, word("quant_type", STRINGS)] | QuantTypeDocument = attrs.field(
         metadata=about("A word, or an object with one config under `default`.", "int4_weight_only")
     )
-    quant_type_kwargs: StringSettings | None | UnsetType = attrs.field(
+    quant_type_kwargs: StringSettings | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Settings beside a word.", {"group_size": 64})
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized.", ["lm_head"])
     )

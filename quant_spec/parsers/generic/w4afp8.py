@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
 
@@ -16,6 +15,9 @@ from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import QuantKey, ScaleDesc
 from quant_spec.rules import Entries, about, word
 from quant_spec.unset import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METHOD: Final = "w4afp8"
 _GROUP: Final = 128
@@ -30,16 +32,16 @@ class W4afp8Document:
     EXAMPLES: ClassVar[tuple[object, ...]] = ({"quant_method": "w4afp8"},)
 
     quant_method: Annotated[str, word("quant_method", (METHOD,))] = attrs.field(metadata=about("Always `w4afp8`."))
-    ignored_layers: Entries | None | UnsetType = attrs.field(
+    ignored_layers: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    modules_to_not_convert: Entries | None | UnsetType = attrs.field(
+    modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    ignore: Entries | None | UnsetType = attrs.field(
+    ignore: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
-    exclude_modules: Entries | None | UnsetType = attrs.field(
+    exclude_modules: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized; all such lists are joined.", ["lm_head"])
     )
 
