@@ -47,6 +47,22 @@ def test_json_blocks_are_configs(page: Path) -> None:
         QuantizationConfig.from_online(json.loads(block))
 
 
+def refused_inputs() -> list[tuple[str, str]]:
+    """Rows of the table of hostile inputs: the text, and what the message must contain."""
+    page = (ROOT / "docs" / "reference" / "config-format.md").read_text("utf-8")
+    table = page[page.index("## Hostile and mistaken inputs") :]
+    return re.findall(r"^\| `(.+)` \| `(.+)` \|$", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("text", "message"), refused_inputs())
+def test_hostile_inputs_are_refused_as_documented(text: str, message: str) -> None:
+    from quant_spec import ConfigError, QuantizationConfig
+    from quant_spec.documents import load_json
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        QuantizationConfig.from_online(load_json(text.encode(), "request"))
+
+
 def commands(page: Path) -> list[str]:
     """Lines of unmarked code blocks that call quant-spec, continued lines joined."""
     text = "\n".join(blocks(page, "")).replace("\\\n", " ")
