@@ -14,6 +14,7 @@ from quant_spec.quant_key import QuantKey, ScaleDesc
 from quant_spec.sharding import RowRange, shard_rows
 from quant_spec.stored import scale_tensors, weight_scale_of
 from quant_spec.unset import UNSET, Unset
+from quant_spec.version import __version__
 
 __all__ = [
     "UNSET",
@@ -42,6 +43,7 @@ __all__ = [
     "Scope",
     "Unset",
     "Why",
+    "__version__",
     "format_of_key",
     "formats",
     "get_format",

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import tomllib
 
+import quant_spec
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 TARGETS = ("setup", "test", "demo", "format", "lint", "types", "docs", "bench", "wheel")
@@ -23,7 +25,7 @@ def requirement_names(requirements: list[str]) -> set[str]:
 
 
 def test_installed_version_is_the_projects() -> None:
-    assert distribution("quant-spec").version == PROJECT["project"]["version"]
+    assert distribution("quant-spec").version == quant_spec.__version__
 
 
 def test_command_is_installed_and_starts() -> None:
