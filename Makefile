@@ -67,6 +67,7 @@ wheel: setup ## build the wheel into dist/ and check what it holds
 	rm -rf dist build/lib* build/bdist*
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	$(BIN)/python tests/packaging/check_wheel.py dist
+	$(BIN)/python tests/packaging/try_wheel.py dist
 
 ci: ## what continuous integration runs
 	.ci/run
