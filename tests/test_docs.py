@@ -116,3 +116,24 @@ def test_every_page_is_in_a_table_of_contents() -> None:
             listed |= {(page.parent / f"{entry}.md").resolve() for entry in entries}
     docs = {page for page in PAGES if page.is_relative_to(ROOT / "docs")}
     assert docs - listed == {ROOT / "docs" / "index.md"}
+
+
+def test_every_key_of_the_report_is_explained(checkpoint: Path, tmp_path: Path) -> None:
+    from quant_kernels.loading.checkpoint import quantize_checkpoint
+
+    request = {"global_quant_config": "ptpc_fp8", "exclude_layer": ["*.down_proj", "*.gate.*"]}
+    report = quantize_checkpoint(checkpoint, request, tmp_path / "out", report_dir=tmp_path)
+    page = (ROOT / "docs" / "reference" / "report.md").read_text("utf-8")
+    todo: list[object] = [json.loads(Path(str(report.saved_to)).read_text("utf-8"))]
+    assert todo[0]["layers"]
+    assert todo[0]["kept"]
+    assert todo[0]["unmatched"]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, list):
+            todo.extend(value)
+        elif isinstance(value, dict):
+            for key, below in value.items():
+                assert f"`{key}`" in page, key
+                if key not in {"online_quant_config", "versions"}:
+                    todo.append(below)
