@@ -85,7 +85,7 @@ def _order(value: object) -> object:
 
 
 _ORDER_WORDS: Final = word("actorder", ("group", "dynamic", "weight", "static"))
-_BLOCK_WORD: Final[Schema] = {"type": "string", "pattern": r"^[1-9][0-9]*x[1-9][0-9]*\Z"}
+_BLOCK_WORD: Final[Schema] = {"type": "string", "pattern": r"^[1-9][0-9]*x[1-9][0-9]*$(?!\n)"}
 DYNAMIC: Final = Rule("boolean or string", _dynamic, lambda: {"enum": [True, False, "local"]})
 BLOCK: Final = Rule("list or string", _block, lambda: {"anyOf": [PAIR.schema(), _BLOCK_WORD]})
 TARGETS: Final = Rule("list", _targets, lambda: {"$ref": "defs.schema.json#/$defs/entries", "minItems": 1})
@@ -297,7 +297,7 @@ class SparsityDocument:
     )
 
 
-_PRESET_PATTERN: Final = "^(?:" + "|".join("".join(map(either_case, name)) for name in PRESET_NAMES) + r")\Z"
+_PRESET_PATTERN: Final = "^(?:" + "|".join("".join(map(either_case, name)) for name in PRESET_NAMES) + r")$(?!\n)"
 
 
 @attrs.frozen(kw_only=True)
