@@ -29,7 +29,8 @@ HOST_SOURCES = [
     CSRC / "cpu" / "kernels_avx2.cpp",
     CSRC / "cpu" / "kernels_avx512.cpp",
 ]
-GPU_SOURCES = sorted(path.relative_to(ROOT) for path in (ROOT / CSRC).glob("*.cu"))
+# The slowest to compile first.
+GPU_SOURCES = [CSRC / f"{name}.cu" for name in ("rows", "groups", "blocks", "matrix_amax", "dense", "device")]
 MACROS = [
     ("TORCH_STABLE_ONLY", None),
     ("TORCH_TARGET_VERSION", "0x020a000000000000"),
@@ -74,7 +75,12 @@ class BuildLibrary(cpp_extension.BuildExtension):
 
     def cuda_libraries(self, nvcc: str) -> Path:
         """Return the folder of the static CUDA runtime."""
-        home = Path(nvcc).resolve().parent.parent
+        # nvcc may be a script that calls another: it says itself where its toolkit is.
+        said = subprocess.run(  # noqa: S603
+            [nvcc, "--dryrun", "-x", "cu", os.devnull], check=False, capture_output=True, text=True
+        ).stderr
+        tops = [line.partition("TOP=")[2] for line in said.splitlines() if "TOP=" in line]
+        home = Path(tops[0] if tops else nvcc).resolve() if tops else Path(nvcc).resolve().parent.parent
         folders = [home / "lib64", home / "lib", home / "targets" / "x86_64-linux" / "lib"]
         return next((path for path in folders if (path / "libcudart_static.a").is_file()), folders[0])
 

@@ -99,19 +99,15 @@ QK_FN float decode_e4m3fnuz(uint32_t code) {
 
 // ---- 4-bit floats -----------------------------------------------------------------------------------------------
 
-// e2m1 code of a value that is no NaN.
-QK_FN uint32_t encode_e2m1_number(float value) {
+QK_FN uint32_t encode_e2m1(float value) {
   const uint32_t bits = bits_of(value);
-  const uint32_t clamped = min_u32(bits & kMagnitude, 0x40c00000u);
+  const uint32_t magnitude = bits & kMagnitude;
+  const uint32_t clamped = min_u32(magnitude, 0x40c00000u);
   // 2^22 has the last place 1/2, the step below 1.
   const uint32_t small = bits_of(float_of(min_u32(clamped, 0x3f800000u)) + 4194304.0f) - 0x4a800000u;
   const uint32_t normal = ((clamped + 0x1fffffu + ((clamped >> 22) & 1u)) >> 22) - 252u;
-  return (clamped < 0x3f800000u ? small : normal) | ((bits >> 28) & 8u);
-}
-
-QK_FN uint32_t encode_e2m1(float value) {
-  const uint32_t code = encode_e2m1_number(value);
-  return (bits_of(value) & kMagnitude) > kInfinity ? 7u : code;
+  const uint32_t code = clamped < 0x3f800000u ? small : normal;
+  return code | (magnitude > kInfinity ? 0u : (bits >> 28) & 8u);
 }
 
 QK_FN float decode_e2m1(uint32_t code) {

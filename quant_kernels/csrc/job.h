@@ -29,8 +29,11 @@ struct Item {
   View data, scale, second;
   int64_t scale_n, scale_k;  // rows and columns of `scale`
   int64_t* bad;  // [2]: bad units, first bad row
-  double* sums;  // [e * n, 2]: squares of the values, squares of the errors
-  int64_t first_tile;  // GPU: tiles of the items before this one
+  double* sums;  // [slots, 2]: squares of the values and of the errors, a row, tile or run of rows each
+  // GPU only:
+  int64_t first_tile;  // tiles of the items before this one
+  uint32_t row_magic;  // ceil(2^32 / packs in a row), or 0: divide
+  bool aligned;  // whole packs can be loaded and stored at once
 };
 
 // What is the same for all weights of a work list.

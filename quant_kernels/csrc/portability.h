@@ -20,6 +20,7 @@
 #define __shared__ __attribute__((shared))
 #define QK_LAUNCH_BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 #define QK_FN static inline __attribute__((host, device, always_inline))
+#define QK_DEVICE_MEMBER inline __attribute__((device, always_inline))
 #define QK_DEVICE static inline __attribute__((device, always_inline))
 #define QK_GLOBAL __global__
 #define QK_SHARED __shared__
@@ -29,6 +30,7 @@
 #define QK_HIP 1
 #define QK_LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
 #define QK_FN static inline __host__ __device__ __attribute__((always_inline))
+#define QK_DEVICE_MEMBER inline __device__ __attribute__((always_inline))
 #define QK_DEVICE static inline __device__ __attribute__((always_inline))
 #define QK_GLOBAL __global__
 #define QK_SHARED __shared__
@@ -38,17 +40,26 @@
 #define QK_CUDA 1
 #define QK_LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
 #define QK_FN static __host__ __device__ __forceinline__
+#define QK_DEVICE_MEMBER __device__ __forceinline__
 #define QK_DEVICE static __device__ __forceinline__
 #define QK_GLOBAL __global__
 #define QK_SHARED __shared__
 #else
 #define QK_LAUNCH_BOUNDS(threads)
 #define QK_FN static inline __attribute__((always_inline))
+#define QK_DEVICE_MEMBER inline
 #define QK_DEVICE static inline
 #define QK_GLOBAL
 #if defined(QK_EMULATE)
 #define QK_SHARED static
 #endif
+#endif
+
+// How a kernel takes its work list: in CUDA it stays in constant memory.
+#if defined(QK_CUDA)
+#define QK_ARGUMENT const __grid_constant__
+#else
+#define QK_ARGUMENT const
 #endif
 
 namespace qk {

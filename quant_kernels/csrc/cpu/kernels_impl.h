@@ -174,12 +174,7 @@ static void mx_row(const Job& job, const Item& item, int64_t e, int64_t n, Scrat
       const float factor = inverse[g];
       for (int64_t i = 0; i < 32; ++i) {
         const float scaled = Reader<element>::value(group[i]) * factor;
-        codes[g * 32 + i] = static_cast<uint8_t>(bits == 4 ? encode_e2m1_number(scaled) : encode_e4m3(scaled));
-      }
-      if (bits == 4 && amax[g] > kInfinity) {
-        for (int64_t i = 0; i < 32; ++i) {
-          codes[g * 32 + i] = static_cast<uint8_t>(encode_e2m1(Reader<element>::value(group[i]) * factor));
-        }
+        codes[g * 32 + i] = static_cast<uint8_t>(bits == 4 ? encode_e2m1(scaled) : encode_e4m3(scaled));
       }
     }
     if (item.sums != nullptr) {

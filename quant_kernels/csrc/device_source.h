@@ -1,0 +1,286 @@
+// Loading of one pack of a source by one lane: as it is, or decoded and rounded to the dtype that it passes through.
+#pragma once
+
+#include "packed.h"
+
+namespace qk {
+
+// The item of a work list that holds a tile. At most kMaxItems: a linear search is the shortest code.
+QK_DEVICE const Item& item_of_tile(const WorkList& list, int64_t tile) {
+  int found = 0;
+  for (int i = 1; i < kMaxItems; ++i) {
+    if (i < list.count && tile >= list.items[i].first_tile) found = i;
+  }
+  return list.items[found];
+}
+
+template <class T>
+QK_DEVICE T* place(const View& view, int64_t e, int64_t n, int64_t k) {
+  return static_cast<T*>(view.data) + e * view.stride_e + n * view.stride_n + k * view.stride_k;
+}
+
+// Row of a stack and the matrix that it is in.
+struct Row {
+  int64_t e, n;
+};
+
+QK_DEVICE Row row_of(const Item& item, int64_t row) {
+  if (item.e == 1) return Row{0, row};
+  if (((row | item.n) >> 32) == 0) {
+    const uint32_t e = static_cast<uint32_t>(row) / static_cast<uint32_t>(item.n);
+    return Row{static_cast<int64_t>(e), row - static_cast<int64_t>(e) * item.n};
+  }
+  const int64_t e = row / item.n;
+  return Row{e, row - e * item.n};
+}
+
+// ---- plain sources ----------------------------------------------------------------------------------------------
+
+// Whole packs at aligned addresses: the host has checked that every pack of the list is one.
+template <Element element, int lane>
+struct PlainLoader {
+  using Values = Pack<element, lane>;
+  static constexpr int kLane = lane;
+  static constexpr bool kCareful = false;
+
+  QK_DEVICE_MEMBER static Values load(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
+    constexpr int kBytes = lane * (Values::kHalves ? 2 : 4);
+    const char* address = static_cast<const char*>(item.source.data) +
+                          (e * item.source.stride_e + n * item.source.stride_n + k) * (Values::kHalves ? 2 : 4);
+    Values values;
+    for (int part = 0; part < kBytes / 16; ++part) {
+      const Words4 words = load_once<Words4>(address + 16 * part);
+      for (int i = 0; i < 4; ++i) values.w[4 * part + i] = words.w[i];
+    }
+    return values;
+  }
+};
+
+// ---- quantized sources ------------------------------------------------------------------------------------------
+
+QK_DEVICE float source_scale(const Job& job, const Item& item, int64_t e, int64_t row, int64_t column) {
+  float scale;
+  if (job.scale_type == kScaleF32) {
+    scale = *place<const float>(item.source_scale, e, row, column);
+  } else if (job.scale_type == kScaleE8m0) {
+    scale = decode_e8m0(*place<const uint8_t>(item.source_scale, e, row, column));
+  } else {
+    scale = decode_e4m3(*place<const uint8_t>(item.source_scale, e, row, column)) *
+            *place<const float>(item.source_second, e, 0, 0);
+  }
+  // A checked conversion counts rows with a scale that no encoder writes.
+  return item.bad != nullptr && scale < 0.0f ? float_of(kQuietNan) : scale;
+}
+
+// Quotient of two sizes that nearly always fit 32 bits.
+QK_DEVICE int64_t divide(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+  return a / b;
+}
+
+// Scale of element (n, k). Blocks of 128 or 32 columns, the usual ones, are a shift.
+QK_DEVICE float scale_at(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+  const int64_t row = item.block_rows == 1     ? n + item.offset_rows
+                      : item.block_rows == 128 ? (n + item.offset_rows) >> 7
+                                               : divide(n + item.offset_rows, item.block_rows);
+  const int64_t column = item.block_cols == 128  ? (k + item.offset_cols) >> 7
+                         : item.block_cols == 32 ? (k + item.offset_cols) >> 5
+                                                 : divide(k + item.offset_cols, item.block_cols);
+  return source_scale(job, item, e, row, column);
+}
+
+QK_DEVICE float decode_code(Element element, uint32_t code) {
+  return element == kE4m3 ? decode_e4m3(code) : (element == kE4m3Fnuz ? decode_e4m3fnuz(code) : decode_e2m1(code));
+}
+
+// `lane` codes at an aligned address, all under one scale, decoded.
+template <int lane>
+QK_DEVICE void decode_aligned(const Job& job, const Item& item, Element element, int64_t e, int64_t n, int64_t k,
+                              float (&decoded)[lane]) {
+  const char* codes =
+      static_cast<const char*>(item.source.data) + e * item.source.stride_e + n * item.source.stride_n;
+  uint32_t words[(lane + 3) / 4] = {};
+  if (element == kE2m1) {
+    for (int i = 0; i < lane / 8; ++i) words[i] = load_once<Words1>(codes + k / 2 + 4 * i).w[0];
+  } else if constexpr (lane == 8) {
+    const Words2 two = load_once<Words2>(codes + k);
+    for (int i = 0; i < 2; ++i) words[i] = two.w[i];
+  } else {
+    const Words4 four = load_once<Words4>(codes + k);
+    for (int i = 0; i < 4; ++i) words[i] = four.w[i];
+  }
+  const float scale = scale_at(job, item, e, n, k);
+  if (element == kE4m3) {
+    for (int i = 0; i < lane / 4; ++i) unpack_e4m3(words[i], decoded + 4 * i);
+  } else if (element == kE2m1) {
+    for (int i = 0; i < lane; ++i) decoded[i] = decode_e2m1((words[i / 8] >> (i % 8 * 4)) & 15u);
+  } else {
+    for (int i = 0; i < lane; ++i) decoded[i] = decode_e4m3fnuz((words[i / 4] >> (i % 4 * 8)) & 0xffu);
+  }
+  for (int i = 0; i < lane; ++i) decoded[i] *= scale;
+}
+
+// Whole packs at aligned addresses under one scale each.
+template <Element element, Element through, int lane>
+struct EncodedLoader {
+  using Values = Pack<through, lane>;
+  static constexpr int kLane = lane;
+  static constexpr bool kCareful = false;
+
+  QK_DEVICE_MEMBER static Values load(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+    float decoded[lane];
+    decode_aligned(job, item, element, e, n, k, decoded);
+    Values values;
+    round_into(decoded, values);
+    return values;
+  }
+};
+
+// Any source, any strides, any length: decided while running. `element` is the dtype of the values.
+template <Element element, int lane>
+struct CarefulLoader {
+  using Values = Pack<element, lane>;
+  static constexpr int kLane = lane;
+  static constexpr bool kCareful = true;
+
+  QK_DEVICE_MEMBER static Values load(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+    Values values;
+    float decoded[lane];
+    if (!job.encoded) {
+      values.clear();
+#pragma unroll 1
+      for (int i = 0; i < lane; ++i) {
+        if (k + i < item.k) values.put(i, stored(item, e, n, k + i));
+      }
+      return values;
+    }
+    bool decided = false;
+    if constexpr (lane % 8 == 0) {
+      decided = item.aligned && k + lane <= item.k;
+      if (decided) decode_aligned(job, item, job.element, e, n, k, decoded);
+    }
+    if (!decided) {
+#pragma unroll 1
+      for (int i = 0; i < lane; ++i) decoded[i] = k + i < item.k ? decode_one(job, item, e, n, k + i) : 0.0f;
+    }
+    round_into(decoded, values);
+    return values;
+  }
+
+ private:
+  QK_DEVICE_MEMBER static uint32_t stored(const Item& item, int64_t e, int64_t n, int64_t k) {
+    if constexpr (Values::kHalves) {
+      return *place<const uint16_t>(item.source, e, n, k);
+    } else {
+      return *place<const uint32_t>(item.source, e, n, k);
+    }
+  }
+
+  QK_DEVICE_MEMBER static float decode_one(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+    uint32_t code;
+    if (job.element == kE2m1) {
+      code = (*place<const uint8_t>(item.source, e, n, k / 2) >> (k % 2 * 4)) & 15u;
+    } else {
+      code = *place<const uint8_t>(item.source, e, n, k);
+    }
+    return decode_code(job.element, code) * scale_at(job, item, e, n, k);
+  }
+};
+
+// ---- counters ---------------------------------------------------------------------------------------------------
+
+QK_DEVICE void check_amax(const Item& item, uint32_t amax, int64_t row) {
+  if (item.bad != nullptr && amax >= kInfinity) {
+    atomic_add(item.bad, 1);
+    atomic_min(item.bad + 1, row);
+  }
+}
+
+QK_DEVICE uint32_t given_amax(const Item& item, int64_t e, int64_t n, int64_t k) {
+  return bits_of(*place<const float>(item.amax, e, n, k)) & kMagnitude;
+}
+
+// Σ v² and Σ (v - d)² of one lane.
+struct LaneSums {
+  float squares = 0.0f, errors = 0.0f;
+
+  QK_DEVICE_MEMBER void add(float value, float decoded) {
+    const float difference = value - decoded;
+    squares = fused(value, value, squares);
+    errors = fused(difference, difference, errors);
+  }
+
+  static QK_DEVICE_MEMBER float fused(float a, float b, float c) {
+#if defined(QK_CUDA) && defined(__CUDA_ARCH__)
+    return __fmaf_rn(a, b, c);
+#else
+    return __builtin_fmaf(a, b, c);
+#endif
+  }
+
+  // Add those of the lanes up to `lanes` - 1 away (a power of two up to 32), in a fixed order.
+  QK_DEVICE_MEMBER void reduce(int lanes) {
+    for (int distance = 1; distance < lanes; distance *= 2) {
+      squares += float_of(shuffle_xor(bits_of(squares), distance));
+      errors += float_of(shuffle_xor(bits_of(errors), distance));
+    }
+  }
+};
+
+// ---- codes ------------------------------------------------------------------------------------------------------
+
+// Division of many values by one scale: correctly rounded, as IEEE division is. With r = RN(1 / s) and q = RN(x r), the
+// remainder x - q s is exact in a fused multiply-add, and RN(q + remainder r) is RN(x / s) (Markstein) as long as
+// nothing is subnormal: under a tiny scale both sides are multiplied by 2^64 first. An infinite scale gives zeros, and
+// NaN for infinite values.
+struct Divider {
+  float scale, inverse, factor;
+
+  QK_DEVICE_MEMBER explicit Divider(float by) {
+    factor = by < 7.8886090522101181e-31f ? 18446744073709551616.0f : 1.0f;  // under 2^-100: 2^64
+    const float scaled = by * factor;
+    inverse = 1.0f / scaled;
+    scale = bits_of(scaled) == kInfinity ? 0.0f : scaled;
+  }
+
+  QK_DEVICE_MEMBER float divide(float value) const {
+    const float dividend = value * factor;
+    const float quotient = dividend * inverse;
+    const float remainder = LaneSums::fused(-quotient, scale, dividend);
+    const float corrected = LaneSums::fused(remainder, inverse, quotient);
+    // The correction of -0 is +0.
+    return float_of((bits_of(corrected) & kMagnitude) | (bits_of(value) & ~kMagnitude));
+  }
+};
+
+// Four codes a word of a pack's values divided by a scale.
+template <class Values>
+QK_DEVICE void encode_divided(const Values& values, const Divider& divider, bool fnuz,
+                              uint32_t (&codes)[Values::kLane / 4]) {
+  for (int i = 0; i < Values::kLane / 4; ++i) {
+    float ratio[4];
+    for (int j = 0; j < 4; ++j) ratio[j] = divider.divide(values.value(4 * i + j));
+    codes[i] = fnuz ? pack_e4m3fnuz(ratio[0], ratio[1], ratio[2], ratio[3])
+                    : pack_e4m3(ratio[0], ratio[1], ratio[2], ratio[3]);
+  }
+}
+
+// Bytes of codes of one pack to their place; `live` of them exist.
+template <int words>
+QK_DEVICE void store_codes(uint8_t* address, const uint32_t (&codes)[words], bool whole, int live) {
+  if (whole) {
+    if constexpr (words == 1) {
+      store_once(address, Words1{{codes[0]}});
+    } else if constexpr (words == 2) {
+      store_once(address, Words2{{codes[0], codes[1]}});
+    } else {
+      store_once(address, Words4{{codes[0], codes[1], codes[2], codes[3]}});
+    }
+    return;
+  }
+  for (int i = 0; i < words * 4; ++i) {
+    if (i < live) address[i] = static_cast<uint8_t>(codes[i / 4] >> (i % 4 * 8));
+  }
+}
+
+}  // namespace qk

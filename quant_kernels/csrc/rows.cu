@@ -1,0 +1,188 @@
+// PTPC FP8: one scale an output row. A row stays in the registers of `threads` lanes between its maximum and its codes,
+// so that it is read once; several rows share a block. Also the maxima of rows alone.
+
+#include "device_source.h"
+#include "launch.h"
+#include "layout.h"
+
+namespace qk {
+namespace {
+
+constexpr int kThreads = 256;
+
+#if defined(QK_HIP)
+template <class Loader>
+constexpr bool kFnuz = true;
+#else
+template <class Loader>
+constexpr bool kFnuz = Loader::kCareful;
+#endif
+
+// Store the codes of one pack of row (e, n) at column k.
+template <class Loader>
+QK_DEVICE void store_row_codes(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k,
+                               const uint32_t (&codes)[Loader::kLane / 4]) {
+  const int64_t left = item.k - k;
+  const bool whole = !Loader::kCareful || (item.aligned && left >= Loader::kLane);
+  uint8_t* address;
+  if (job.layout == kCdna) {
+    address = place<uint8_t>(item.data, e, 0, 0) + cdna_weight_offset(n, k, item.k);
+  } else {
+    address = place<uint8_t>(item.data, e, n, k);
+  }
+  store_codes(address, codes, whole, left < Loader::kLane ? static_cast<int>(left) : Loader::kLane);
+}
+
+template <class Values>
+QK_DEVICE void add_errors(LaneSums& sums, const Values& values, const uint32_t (&codes)[Values::kLane / 4], float scale,
+                          bool fnuz) {
+  for (int i = 0; i < Values::kLane; ++i) {
+    const uint32_t code = (codes[i / 4] >> (i % 4 * 8)) & 0xffu;
+    sums.add(values.value(i), (fnuz ? decode_e4m3fnuz(code) : decode_e4m3(code)) * scale);
+  }
+}
+
+// `packs` > 0: a row is at most threads * packs packs and stays in registers; 0: it is read twice, whatever its length.
+template <class Loader, int threads, int packs, bool measured>
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) rows_kernel(QK_ARGUMENT WorkList list) {
+  using Values = typename Loader::Values;
+  constexpr int kRows = kThreads / threads;
+  constexpr int kShuffled = threads < 32 ? threads : 32;
+  constexpr int kHeld = packs > 0 ? packs : 1;
+  QK_SHARED uint32_t shared[kThreads / 32];
+  QK_SHARED float shared_sums[2 * (kThreads / 32)];
+
+  const int thread = thread_index(), lane = thread % threads;
+  const int64_t tile = block_index();
+  const Job& job = list.job;
+  const Item& item = item_of_tile(list, tile);
+  const int64_t row = (tile - item.first_tile) * kRows + thread / threads;
+  const bool live = row < item.e * item.n;
+  const Row at = live ? row_of(item, row) : Row{0, 0};
+
+  Values held[kHeld];
+  uint32_t partial = 0;
+  if constexpr (packs > 0) {
+#pragma unroll
+    for (int i = 0; i < packs; ++i) {
+      const int64_t k = static_cast<int64_t>(i * threads + lane) * Loader::kLane;
+      if (live && k < item.k) {
+        held[i] = Loader::load(job, item, at.e, at.n, k);
+      } else {
+        held[i].clear();
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < packs; ++i) partial = Values::greater(partial, held[i].partial_amax());
+  } else if (live) {
+    for (int64_t k = static_cast<int64_t>(lane) * Loader::kLane; k < item.k; k += threads * Loader::kLane) {
+      partial = Values::greater(partial, Loader::load(job, item, at.e, at.n, k).partial_amax());
+    }
+  }
+#pragma unroll
+  for (int distance = 1; distance < kShuffled; distance *= 2) {
+    partial = Values::greater(partial, shuffle_xor(partial, distance));
+  }
+  if constexpr (threads > 32) {
+    if (thread % 32 == 0) shared[thread / 32] = partial;
+    barrier();
+    const int first = thread / threads * (threads / 32);
+    for (int i = 0; i < threads / 32; ++i) partial = Values::greater(partial, shared[first + i]);
+  }
+  uint32_t amax = Values::amax_bits(partial);
+  if (live && lane == 0) {
+    check_amax(item, amax, row);
+    if (job.target == kAmax) *place<uint32_t>(item.scale, at.e, at.n, 0) = amax > kInfinity ? kQuietNan : amax;
+  }
+  if (job.target == kAmax) return;
+  if (live && item.amax.data != nullptr) amax = given_amax(item, at.e, at.n, 0);
+  const bool fnuz = kFnuz<Loader> && job.fnuz;
+  const float scale = fp32_scale(amax, fnuz ? kE4m3FnuzMax : kE4m3Max);
+  if (live && lane == 0) *place<float>(item.scale, at.e, at.n, 0) = scale;
+  const Divider divider(scale);
+  LaneSums sums;
+  uint32_t codes[Loader::kLane / 4];
+  if constexpr (packs > 0) {
+#pragma unroll
+    for (int i = 0; i < packs; ++i) {
+      const int64_t k = static_cast<int64_t>(i * threads + lane) * Loader::kLane;
+      if (live && k < item.k) {
+        encode_divided(held[i], divider, fnuz, codes);
+        store_row_codes<Loader>(job, item, at.e, at.n, k, codes);
+        if constexpr (measured) add_errors(sums, held[i], codes, scale, fnuz);
+      }
+    }
+  } else if (live) {
+    for (int64_t k = static_cast<int64_t>(lane) * Loader::kLane; k < item.k; k += threads * Loader::kLane) {
+      held[0] = Loader::load(job, item, at.e, at.n, k);
+      encode_divided(held[0], divider, fnuz, codes);
+      store_row_codes<Loader>(job, item, at.e, at.n, k, codes);
+      if constexpr (measured) add_errors(sums, held[0], codes, scale, fnuz);
+    }
+  }
+  if constexpr (measured) {
+    sums.reduce(kShuffled);
+    double squares = static_cast<double>(sums.squares), errors = static_cast<double>(sums.errors);
+    if constexpr (threads > 32) {
+      if (thread % 32 == 0) {
+        shared_sums[thread / 32 * 2] = sums.squares;
+        shared_sums[thread / 32 * 2 + 1] = sums.errors;
+      }
+      barrier();
+      squares = errors = 0;
+      const int first = thread / threads * (threads / 32);
+      for (int i = 0; i < threads / 32; ++i) {
+        squares += static_cast<double>(shared_sums[2 * (first + i)]);
+        errors += static_cast<double>(shared_sums[2 * (first + i) + 1]);
+      }
+    }
+    if (live && lane == 0) {
+      item.sums[2 * row] = squares;
+      item.sums[2 * row + 1] = errors;
+    }
+  }
+}
+
+}  // namespace
+
+#if defined(QK_LAUNCHERS)
+
+namespace {
+
+template <class Loader, int threads, int packs>
+const char* launch(WorkList& list, int64_t stream) {
+  constexpr int64_t kRows = kThreads / threads;
+  const int64_t tiles = number_tiles(list, [](const Item& item) { return ceil_div(item.e * item.n, kRows); });
+  const bool measured = list.items[0].sums != nullptr;
+  return measured ? start(rows_kernel<Loader, threads, packs, true>, tiles, kThreads, list, stream)
+                  : start(rows_kernel<Loader, threads, packs, false>, tiles, kThreads, list, stream);
+}
+
+// The narrowest shape that holds the longest row of the list.
+template <class Loader>
+const char* launch_shape(WorkList& list, int64_t stream) {
+  int64_t packs = 0;
+  for (int i = 0; i < list.count; ++i) {
+    const int64_t found = ceil_div(list.items[i].k, Loader::kLane);
+    packs = found > packs ? found : packs;
+  }
+  if constexpr (!Loader::kCareful) {
+    if (packs <= 32) return launch<Loader, 8, 4>(list, stream);
+    if (packs <= 128) return launch<Loader, 32, 4>(list, stream);
+    if (packs <= 256) return launch<Loader, 32, 8>(list, stream);
+    if (packs <= 512) return launch<Loader, 128, 4>(list, stream);
+    if (packs <= 1024) return launch<Loader, 128, 8>(list, stream);
+    if (packs <= 2048) return launch<Loader, 256, 8>(list, stream);
+  }
+  return launch<Loader, 256, 0>(list, stream);
+}
+
+}  // namespace
+
+const char* launch_rows(WorkList& list, int64_t stream) {
+  return with_loader<RowLanes>(list, [&](auto loader) { return launch_shape<decltype(loader)>(list, stream); });
+}
+
+#endif
+
+}  // namespace qk
