@@ -91,7 +91,7 @@ def load_dequantized(folder: Path, model_class: type[AutoModel | AutoModelForCau
     config = AutoConfig.from_pretrained(folder)
     del config.quantization_config
     dtype = config.dtype or torch.float32
-    model: PreTrainedModel = model_class.from_config(config, dtype=dtype)
+    model: PreTrainedModel = model_class.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     missing, unexpected = model.load_state_dict(dict(dequantized(folder, dtype)), strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if lost := set(missing) - tied:
