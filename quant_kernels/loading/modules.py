@@ -14,15 +14,17 @@ alike. Other views are passed as `views=`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 import torch
 from torch import Tensor, nn
 
 from quant_kernels.loading.inventory import EXPERTS, is_embedding
-from quant_spec import NameRules
 from quant_spec.decision import ModuleKind
+
+if TYPE_CHECKING:
+    from quant_spec import NameRules
 
 Role: TypeAlias = Literal["weight", "gate_up", "gate", "up", "down"]
 ROLES: Final[tuple[Role, ...]] = ("weight", "gate_up", "gate", "up", "down")
@@ -253,7 +255,7 @@ def _layer(
 
 
 def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:
-    """Return the global indices of local experts: the module's `expert_ids`, or vLLM's `expert_map` (global -> local)."""
+    """Return the global indices of local experts: `expert_ids`, or vLLM's `expert_map` (global -> local)."""
     if module is None:
         return None
     said = getattr(module, "expert_ids", None)
@@ -267,7 +269,7 @@ def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:
 
 
 def _is_transposed(stacks: Sequence[WeightSlot]) -> bool:
-    """Tell whether stacks are stored [expert, input, output]: as the module says, else as shapes that fit one way only."""
+    """Tell whether stacks are stored [expert, input, output]: as the module says, else as their shapes tell."""
     if any(getattr(slot.owner, "is_transposed", False) is True for slot in stacks):
         return True
     shapes = {slot.role: slot.shape for slot in stacks}

@@ -93,6 +93,9 @@ def survey(
     tied = _is_tied(folder.config)
     infos = {module.name: _info(module, tied=tied) for module in modules.values()}
     made = plan(config, infos, allow_unchanged=allow_unchanged)
+    if config.source is None and not allow_unchanged:
+        message = "the request is empty: it asks for nothing; name a format, as in {'global_quant_config': 'ptpc_fp8'}"
+        raise PlanError(message)
     warnings = (*folder.warnings, *_without_tied_head(made, tied=tied and LM_HEAD not in modules))
     if on_unsupported == "error" and made.kept:
         _refuse_unsupported(made)
