@@ -79,7 +79,7 @@ class Pattern:
             expression = text[len(REGEX_PREFIX) :]
             check_regex(expression, path)
             return cls(text, path, PatternKind.REGEX, scope, expression)
-        if not GLOB_CHARACTERS.isdisjoint(text):
+        if "*" in text or "?" in text or "[" in text:
             return cls(text, path, PatternKind.GLOB, scope)
         if classes and text[:1].isupper() and "." not in text:
             return cls(text, path, PatternKind.CLASS, scope)

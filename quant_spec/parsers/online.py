@@ -9,6 +9,7 @@ import attrs
 from quant_spec.converter import structure
 from quant_spec.errors import ConfigError, join_path, unknown
 from quant_spec.formats import get_format, request_words
+from quant_spec.formats.base import FORMATS
 from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, register_quant_parser
 from quant_spec.parsers.reading import patterns
@@ -24,7 +25,9 @@ METHOD: Final = "online"
 
 def _format(value: object) -> str:
     text = as_string(value)
-    if not text.strip().isascii() or text.strip().lower() not in request_words():
+    word = text.strip()
+    found = FORMATS.find(word) if word.isascii() else None
+    if found is None or not found.requestable or word.lower() not in (found.name, *found.aliases):
         raise ConfigError(unknown("$", "format", text, request_words()))
     return text
 

@@ -199,7 +199,8 @@ def _mode(spec: TensorSpec, path: str, *, activation: bool) -> bool | None:
     """Return how the scales are made: None for a weight, else whether at run time."""
     dynamic = spec.is_dynamic is True
     if not activation and dynamic:
-        raise ConfigError(Defect(f"{path}.is_dynamic", "a stored weight cannot have is_dynamic true", True, ("false",)))
+        problem = "a stored weight cannot have is_dynamic true"
+        raise ConfigError(Defect(f"{path}.is_dynamic", problem, spec.is_dynamic, ("false",)))
     if activation and spec.qscheme == "per_channel" and not dynamic:
         problem = "per_channel on an activation is per token, whose scales are made at run time"
         raise ConfigError(Defect(f"{path}.is_dynamic", problem, spec.is_dynamic, ("true",)))

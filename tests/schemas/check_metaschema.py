@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
+
 from quant_spec.schema import DRAFT, FILES, render_files
 
 FOLDER = Path(__file__).resolve().parents[2] / "schemas"

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from hypothesis import strategies as st
+
 from quant_spec.schema import CLASSES, REQUESTS, document_class
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "cases"
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "fixtures"
 
 
-def kind_of(document: dict[str, Any]) -> str | None:
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+
+def kind_of(document: dict[str, Json]) -> str | None:
     """Kind of a checkpoint's object."""
     method = document.get("quant_method")
     if method is None:
@@ -22,9 +26,9 @@ def kind_of(document: dict[str, Any]) -> str | None:
     return method if method in CLASSES and method not in REQUESTS else None
 
 
-def documents() -> dict[str, list[Any]]:
+def documents() -> dict[str, list[Json]]:
     """Known documents by kind: from the cases, the fixtures and the examples of the classes."""
-    found: dict[str, list[Any]] = {kind: list(getattr(document_class(kind), "EXAMPLES", ())) for kind in CLASSES}
+    found: dict[str, list[Json]] = {kind: list(getattr(document_class(kind), "EXAMPLES", ())) for kind in CLASSES}
     for path in sorted(CASES.glob("*.json")):
         data = json.loads(path.read_text("utf-8"))
         source, request = data.get("quantization_config"), data.get("online_quant_config")
@@ -41,7 +45,7 @@ def documents() -> dict[str, list[Any]]:
 DOCUMENTS = documents()
 
 
-def words_of(value: Any) -> set[Any]:
+def words_of(value: Json) -> set[Json]:
     """Scalars and keys anywhere inside."""
     if isinstance(value, dict):
         return set(value).union(*map(words_of, value.values()))
@@ -50,18 +54,43 @@ def words_of(value: Any) -> set[Any]:
     return {value}
 
 
-SCALARS = [None, True, False, 0, 1, -1, 2, 4, 5, 8, 16, 32, 64, 128, 32.0, 0.5, -7, "", " ", "MXFP4", " Ptpc_FP8\n", "re:(", "re:a", "x"]
-SHAPES: list[Any] = [[], {}, [128, 128], [1, 32], ["lm_head"], [[]], {"weight": "mxfp4"}, {"": {}}, "128x128", "0x1"]
+SCALARS: list[Json] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    4,
+    5,
+    8,
+    16,
+    32,
+    64,
+    128,
+    32.0,
+    0.5,
+    -7,
+    "",
+    " ",
+    "MXFP4",
+    " Ptpc_FP8\n",
+    "re:(",
+    "re:a",
+    "x",
+]
+SHAPES: list[Json] = [[], {}, [128, 128], [1, 32], ["lm_head"], [[]], {"weight": "mxfp4"}, {"": {}}, "128x128", "0x1"]
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(value: Json, path: tuple[Json, ...] = ()) -> list[tuple[Json, ...]]:
     """Paths of all values inside, the root apart."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, each in members for place in ((*path, key), *places(each, (*path, key)))]
 
 
 @st.composite
-def mutated(draw: st.DrawFn, kind: str) -> Any:
+def mutated(draw: st.DrawFn, kind: str) -> Json:
     """A known document of `kind` with up to four changes."""
     document = json.loads(json.dumps(draw(st.sampled_from(DOCUMENTS[kind]))))
     words = sorted({repr(word): word for each in DOCUMENTS[kind] for word in words_of(each)}.items())
@@ -71,7 +100,7 @@ def mutated(draw: st.DrawFn, kind: str) -> Any:
     return document
 
 
-def change(draw: st.DrawFn, document: Any, pool: list[Any]) -> Any:
+def change(draw: st.DrawFn, document: Json, pool: list[Json]) -> Json:
     known = places(document)
     if not known:
         return copy.deepcopy(draw(st.sampled_from(pool)))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import DOCUMENTS, mutated
+
 from quant_spec import ConfigError
 from quant_spec.converter import structure, unstructure
 from quant_spec.schema import CLASSES, document_class, validate
 
+if TYPE_CHECKING:
+    from mutations import Json
 
-def refusal(document: Any, kind: str) -> ConfigError | None:
+
+def refusal(document: Json, kind: str) -> ConfigError | None:
     try:
         made = structure(document, document_class(kind))
     except ConfigError as error:

@@ -13,6 +13,7 @@ from fixture_files import (
     tensors,
     weights,
 )
+
 from quant_spec import ModuleInfo, NameRules, QuantizationConfig, ResolveError, scale_tensors
 
 NO_LINEAR = {"embed_tokens", "norm", "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "q_a_layernorm"}

@@ -103,11 +103,9 @@ class AutoRoundDocument(LayerScheme):
         default=UNSET,
         metadata=about("Overrides by module name or expression; 16 bits: left unquantized.", {"lm_head": {"bits": 16}}),
     )
-    packing_format: Text | UnsetType | None = (
-        attrs.field(
-            default=UNSET,
-            metadata=about("How codes are packed, which names the stored tensors.", "auto_round:auto_gptq"),
-        )
+    packing_format: Text | UnsetType | None = attrs.field(
+        default=UNSET,
+        metadata=about("How codes are packed, which names the stored tensors.", "auto_round:auto_gptq"),
     )
     modules_to_not_convert: Entries | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Modules left unquantized.", ["lm_head"])

@@ -84,16 +84,18 @@ def _storage(scheme: Scheme, whole: str) -> str:
         return scheme.format
     if whole and whole != "mixed-precision":
         return whole
-    weights = scheme.weights or None
+    return _implied_storage(scheme.weights or None, scheme.input_activations or None)
+
+
+def _implied_storage(weights: WeightArgs | None, inputs: InputArgs | None) -> str:
     if weights is None:
         return "dense"
     if weights.type != "float":
-        return "int-quantized" if scheme.input_activations else "pack-quantized"
-    bits = weights.num_bits or 8
+        return "int-quantized" if inputs else "pack-quantized"
     if weights.strategy == "tensor_group":
         return "nvfp4-pack-quantized"
     if _is_byte_scale(weights):
-        return {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized"}.get(bits, "mxfp8-quantized")
+        return {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized"}.get(weights.num_bits or 8, "mxfp8-quantized")
     return "float-quantized"
 
 

@@ -84,9 +84,8 @@ def run_refused(data: dict[str, Any], error: dict[str, Any]) -> None:
         lambda: check_load(made[0], data, differ),
     )
     for name, stage in zip(STAGES[: last + 1], stages, strict=False):
-        try:
-            stage()
-        except QuantSpecError as raised:
+        raised = error_of(stage)
+        if raised is not None:
             missing = [text for text in error.get("must_name") or () if text.lower() not in str(raised).lower()]
             assert not missing, f"at {name}: the message does not name {missing}:\n{raised}"
             differ.check()
@@ -94,3 +93,11 @@ def run_refused(data: dict[str, Any], error: dict[str, Any]) -> None:
     differ.check()
     message = f"no error up to {error['at']}"
     raise AssertionError(message)
+
+
+def error_of(stage: Callable[[], None]) -> QuantSpecError | None:
+    try:
+        stage()
+    except QuantSpecError as raised:
+        return raised
+    return None
