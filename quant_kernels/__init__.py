@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quant_kernels.conversion import quantize as quantize
     from quant_kernels.conversion import quantize_many as quantize_many
     from quant_kernels.conversion import requantize as requantize
+    from quant_kernels.conversion import requantize_many as requantize_many
     from quant_kernels.quantized import QuantizedTensor as QuantizedTensor
 
 _EXPORTS = {
@@ -19,6 +20,7 @@ _EXPORTS = {
     "quantize": "quant_kernels.conversion",
     "quantize_many": "quant_kernels.conversion",
     "requantize": "quant_kernels.conversion",
+    "requantize_many": "quant_kernels.conversion",
 }
 
 __all__ = [*_EXPORTS]  # noqa: PLE0604  (the keys are strings)

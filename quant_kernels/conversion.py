@@ -21,9 +21,9 @@ from quant_kernels.checks import (
     check_output,
     check_rank,
 )
-from quant_kernels.encodings import encode_source
+from quant_kernels.encodings import Encoded, encode_source
 from quant_kernels.job import convert, new_job
-from quant_kernels.launch import run_amax, run_dense
+from quant_kernels.launch import Source, run_amax, run_dense, source_device, source_shape
 from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import TARGETS
 from quant_spec import QuantFormat, QuantKey, get_format
@@ -174,6 +174,47 @@ def requantize(  # noqa: PLR0913  (each describes one thing about the source or 
     )[0]
 
 
+def requantize_many(  # noqa: PLR0913  (as requantize)
+    sources: Sequence[QuantizedTensor],
+    target: str | QuantFormat,
+    *,
+    through: torch.dtype = torch.bfloat16,
+    scale_rounding: str | None = None,
+    check: bool = False,
+    out: Sequence[QuantizedTensor] | None = None,
+    amax: Sequence[Tensor] | None = None,
+    fnuz: bool = False,
+    layout: str = "row_major",
+    measure: bool = False,
+    names: Sequence[str] | None = None,
+) -> list[QuantizedTensor]:
+    """Re-quantize the weights of a layer in one launch: `requantize` for a list of weights of one kind of source.
+
+    Args:
+        sources: quantized weights whose codes and scales have one dtype each; formats without `offset` and `shard_rows`.
+        target: name of a format that has kernels, or the format.
+        through, scale_rounding, check, out, amax, fnuz, layout, measure, names: as for `requantize` and `quantize_many`.
+
+    Raises:
+        KernelInputError, NonFiniteError, quant_spec.ConfigError: as `quantize`.
+    """
+    if not sources:
+        return []
+    called = list(names) if names is not None else [f"sources[{i}]" for i in range(len(sources))]
+    check_dtype("through", torch.empty(0, dtype=through), WEIGHT_DTYPES)
+    encoded = []
+    for label, q in zip(called, sources, strict=True):
+        check_dtype(f"{label}.data", q.data, (sources[0].data.dtype,))
+        check_dtype(f"{label}.scale", q.scale, (sources[0].scale.dtype,))
+        check_device(f"{label}.data", q.data, sources[0].data.device)
+        encoded.append(encode_source(q.data, q.scale, q.key, second_scale=q.second_scale))
+    quant_format = get_format(target)
+    if quant_format.name not in TARGETS:
+        raise KernelInputError("target", repr(quant_format.name), ", ".join(TARGETS))
+    job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=through)
+    return convert(job, encoded, called, check=check, out=out, amax=amax, measure=measure)
+
+
 def dequantize(
     q: QuantizedTensor,
     dtype: torch.dtype = torch.bfloat16,
@@ -207,39 +248,53 @@ def dequantize(
     return out
 
 
-def amax(w: Tensor, granularity: str, *, out: Tensor | None = None) -> Tensor:
+def amax(
+    w: Tensor | QuantizedTensor,
+    granularity: str,
+    *,
+    through: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+) -> Tensor:
     """Return the greatest magnitude of each row, group, block or matrix of a weight [.., N, K] as fp32.
 
     What the ranks of a tensor-parallel group reduce with `max` before each quantizes its shard with `amax=`. NaN where
     a NaN is. A group or block at an edge may be partial.
 
     Args:
-        w: float32, float16 or bfloat16.
+        w: float32, float16 or bfloat16; or a quantized weight, whose values are rounded to `through`.
         granularity: `row` gives [.., N, 1]; `1x16` [.., N, ⌈K/16⌉]; `1x32` [.., N, ⌈K/32⌉]; `128x128`
             [.., ⌈N/128⌉, ⌈K/128⌉]; `tensor` [..] (0-d for 2-D weights).
+        through: for quantized weights, the dtype that re-quantization passes through.
         out: contiguous fp32 tensor of that shape to write into.
 
     Raises:
         KernelInputError: an argument does not fit; nothing was written.
     """
-    check_rank("w", w)
-    check_dtype("w", w, WEIGHT_DTYPES)
+    source: Source
+    if isinstance(w, QuantizedTensor):
+        check_dtype("through", torch.empty(0, dtype=through), WEIGHT_DTYPES)
+        source = encode_source(w.data, w.scale, w.key, second_scale=w.second_scale)
+    else:
+        check_rank("w", w)
+        check_dtype("w", w, WEIGHT_DTYPES)
+        source = w
     check_choice("granularity", granularity, tuple(_AMAX_BLOCKS))
     rows, cols = _AMAX_BLOCKS[granularity]
-    n, k = w.shape[-2:]
+    *lead, n, k = source_shape(source)
     tiles = (-(-n // rows) if rows else 1, -(-k // cols) if cols else 1)
-    shape = w.shape[:-2] if granularity == "tensor" else (*w.shape[:-2], *tiles)
+    shape = tuple(lead) if granularity == "tensor" else (*lead, *tiles)
+    device = source_device(source)
     if out is None:
-        out = torch.empty(shape, device=w.device)
+        out = torch.empty(shape, device=device)
     else:
-        check_device("out", out, w.device)
+        check_device("out", out, device)
         check_output("out", out, shape, (torch.float32,))
-        check_disjoint({"out": out}, {"w": w})
+        check_disjoint({"out": out}, {"w": source.data if isinstance(source, Encoded) else source})
         if not out.is_contiguous():
             raise KernelInputError("out", f"strides {list(out.stride())}", "a contiguous tensor")
-    if w.numel() == 0:
+    if 0 in source_shape(source):
         return out.zero_()
-    run_amax(w, out, (rows or n, cols or k), torch.bfloat16)
+    run_amax(source, out, (rows or n, cols or k), through)
     return out
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import attrs
 import torch
-from quant_spec import QuantFormat, QuantKey
-from quant_spec.dtypes import FP8_E4M3FNUZ
 from torch import Tensor
 
 from quant_kernels.checks import (
@@ -33,9 +31,12 @@ from quant_kernels.launch import (
     run,
     source_device,
     source_shape,
+    sum_slots,
 )
 from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import LAYOUTS, TARGETS, Target, TargetCode
+from quant_spec import QuantFormat, QuantKey
+from quant_spec.dtypes import FP8_E4M3FNUZ
 
 _LISTED_ROWS = 5
 _UNITS = {"ptpc_fp8": "rows", "per_block_fp8": "blocks"}
@@ -190,10 +191,10 @@ def _read(source: Source, amax: Tensor | None) -> dict[str, Tensor]:
 
 
 def _with_counters(outputs: Outputs, source: Source, *, check: bool, measure: bool) -> Outputs:
-    device, shape = source_device(source), source_shape(source)
-    rows = shape[0] * shape[1] if len(shape) > 2 else shape[0]  # noqa: PLR2004  (a stack of matrices)
+    device = source_device(source)
     bad = new_bad_counter(device) if check else None
-    sums = torch.zeros((rows, 2), dtype=torch.float64, device=device) if measure else None
+    slots = sum_slots(source_shape(source))
+    sums = torch.zeros((slots, 2), dtype=torch.float64, device=device) if measure else None
     return Outputs(outputs.data, outputs.scale, outputs.second, outputs.amax, bad, sums)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -50,7 +51,7 @@ class Outputs:
         second: NVFP4's second scales, fp32 [..].
         amax: greatest magnitudes to use instead of the weight's own.
         bad: int64 [2]: bad rows, groups or blocks, and the first bad row; counted if it is there.
-        sums: float64 [rows, 2]: Σ w² and Σ (w − ŵ)² of each row; summed if it is there.
+        sums: float64 [`sum_slots`, 2], zeros: Σ w² and Σ (w − ŵ)² of each row, tile or run of rows; summed if it is there.
     """
 
     data: Tensor | None = None
@@ -79,6 +80,12 @@ def source_dtype(source: Source, through: torch.dtype) -> torch.dtype:
 def new_bad_counter(device: torch.device) -> Tensor:
     """Return a counter of bad values: nothing found yet."""
     return torch.tensor([0, _NO_ROW], dtype=torch.int64, device=device)
+
+
+def sum_slots(shape: tuple[int, ...]) -> int:
+    """Return how many partial sums a kernel may write for a weight [.., N, K]: one a row, run of 8,192 or 128 x 128 tile."""
+    matrices, (n, k) = math.prod(shape[:-2]), shape[-2:]
+    return matrices * max(n, -(-n // 128) * -(-k // 128)) + -(-matrices * n * k // 8192)
 
 
 def output_shapes(target: Target, shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -223,8 +230,9 @@ def _count_bad(weight: Tensor, target: Target, bad: Tensor) -> None:
 
 def _sum_errors(weight: Tensor, encoded: Encoded, sums: Tensor) -> None:
     error = weight.float() - decode(encoded, torch.float32)
-    sums[:, 0] = weight.double().square().sum(-1).flatten()
-    sums[:, 1] = error.double().square().sum(-1).flatten()
+    rows = weight.shape[:-1].numel()
+    sums[:rows, 0] = weight.double().square().sum(-1).flatten()
+    sums[:rows, 1] = error.double().square().sum(-1).flatten()
 
 
 def _run_native(

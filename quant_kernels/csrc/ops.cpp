@@ -208,7 +208,10 @@ void read_targets(const Slots& slots, const Job& job, Item& item) {
   }
   if (const Tensor* sums = slots.find(kSums)) {
     check_dtype("sums", *sums, ScalarType::Double);
-    STD_TORCH_CHECK(sums->numel() == 2 * item.e * item.n && sums->is_contiguous(), "sums: two numbers a row");
+    const int64_t tiles = item.e * ceil_div(item.n, 128) * ceil_div(item.k, 128);
+    const int64_t rows = item.e * item.n, runs = ceil_div(rows * item.k, 8192);
+    STD_TORCH_CHECK(sums->numel() >= 2 * rows && sums->numel() >= 2 * tiles && sums->numel() >= 2 * runs && sums->is_contiguous(),
+                    "sums: two numbers a row, tile and run");
     item.sums = static_cast<double*>(sums->data_ptr());
   }
 }
