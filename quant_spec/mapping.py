@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
@@ -28,6 +29,10 @@ def _pairs(value: Mapping[str, str] | PairTuple) -> PairTuple:
 def _packed(value: Mapping[str, Iterable[str]] | PackedTuple) -> PackedTuple:
     items = value.items() if isinstance(value, Mapping) else value
     return tuple((fused, tuple(shards)) for fused, shards in items)
+
+
+def _tuple(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(value)
 
 
 def _strings(value: Iterable[str] | None) -> frozenset[str] | None:
@@ -93,14 +98,18 @@ class NameRules:
     name_mapping: PairTuple = attrs.field(default=(), converter=_pairs)
     packed_modules_mapping: PackedTuple = attrs.field(default=(), converter=_packed)
     num_experts: int | None = None
-    expert_leaves: tuple[str, ...] = attrs.field(default=DEFAULT_EXPERT_LEAVES, converter=tuple)
+    expert_leaves: tuple[str, ...] = attrs.field(default=DEFAULT_EXPERT_LEAVES, converter=_tuple)
     tensors: frozenset[str] | None = attrs.field(default=None, converter=_strings, repr=False)
 
-    @property
+    @functools.cached_property
     def rules(self) -> tuple[RenameRule, ...]:
         """The renames, longest first: of the rules that fit, the longest is applied, once."""
         rules = [RenameRule.parse(old, new) for old, new in self.name_mapping]
         return tuple(sorted(rules, key=lambda rule: -len(rule.old)))
+
+    @functools.cached_property
+    def _packed(self) -> dict[str, tuple[str, ...]]:
+        return dict(self.packed_modules_mapping)
 
     def to_module(self, name: str) -> str:
         """Return the module spelling of a checkpoint name.
@@ -128,7 +137,7 @@ class NameRules:
     def shards(self, name: str) -> tuple[str, ...]:
         """Return the full names of the shards of a fused module, or () if `name` is not fused."""
         parent, _, leaf = name.rpartition(".")
-        shards = dict(self.packed_modules_mapping).get(leaf, ())
+        shards = self._packed.get(leaf, ())
         return tuple(f"{parent}.{shard}" if parent else shard for shard in shards)
 
     def with_modules(self, **changes: object) -> NameRules:

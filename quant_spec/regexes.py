@@ -121,6 +121,8 @@ def _is_open(operation: object, argument: tuple[object, ...]) -> bool:
 @functools.lru_cache(maxsize=65_536)
 def _parse(expression: str) -> Regex | str:
     """Return the checked expression, or what is wrong with it."""
+    if not expression:
+        return "empty regular expression: it would match every name"
     if len(expression) > MAX_REGEX_LENGTH:
         return f"regular expression of {len(expression)} characters; at most {MAX_REGEX_LENGTH} are accepted"
     try:

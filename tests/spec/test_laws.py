@@ -35,7 +35,7 @@ from quant_spec.testing import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-settings = hypothesis.settings(deadline=None, max_examples=120)
+settings = hypothesis.settings(deadline=None, max_examples=60)
 
 
 @attrs.frozen
