@@ -19,7 +19,7 @@ from quant_spec.patterns import EXPERTS, Pattern, PatternKind
 from quant_spec.resolver import Resolver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from quant_spec.parsers.base import PatternSpecs
 
@@ -112,6 +112,7 @@ class Matcher:
         self._packed = dict(rules.packed_modules_mapping)
         self.default_class = min(self.resolver.class_hits(DEFAULT_CLASS), default=self.resolver.none)
         self._leaves = _Leaves(rules, self.entries)
+        self._distinct: dict[str, tuple[frozenset[int], ...]] = {}
 
     def is_plain(self, name: str) -> bool:
         """Tell whether `name` is neither fused nor a container: then one look-up decides."""
@@ -133,6 +134,8 @@ class Matcher:
         Raises:
             ResolveError: shards or leaves disagree.
         """
+        if not self.entries:
+            return self.outcomes[-1]
         extra = self.resolver.class_hits(class_name or DEFAULT_CLASS)
         if kind == "moe":
             extra |= self.resolver.moe_hits()
@@ -140,8 +143,11 @@ class Matcher:
         if not members:
             return self._least(self.resolver.hits(name) | extra)
         hits = self.member_hits(name, members)
-        outcomes = [self._least(each | extra) for each in hits]
-        return self._agreed(name, members, outcomes)
+        least = {each: self._least(each | extra) for each in dict.fromkeys(hits)}
+        agreed = self._agreed(least.values())
+        if agreed is None:
+            raise ResolveError(_disagreement(name, members, [least[each] for each in hits]))
+        return attrs.evolve(agreed, members=members)
 
     def _least(self, hits: frozenset[int]) -> Outcome:
         return self.outcomes[min(hits, default=self.resolver.none)]
@@ -159,13 +165,18 @@ class Matcher:
     def member_hits(self, name: str, members: Sequence[str]) -> list[frozenset[int]]:
         """Return the entries that cover each member of `name`."""
         if is_container(name):
-            return [self.resolver.hits(member) for member in members]
+            found = self.resolver.hits_many(members)
+            # Thousands of experts, few different answers: those are remembered for `survey`.
+            self._distinct[name] = tuple(dict.fromkeys(found))
+            return found
         return self.resolver.fused_hits(name, members)
 
     def survey(
         self, name: str, *, kind: str | None = None, class_name: str | None = None
     ) -> tuple[frozenset[int], frozenset[int]]:
         """Return the entries that fit a module or one of its members, and those that decide one of them."""
+        if not self.entries:
+            return frozenset(), frozenset()
         extra = self.resolver.class_hits(class_name or DEFAULT_CLASS)
         if kind == "moe":
             extra |= self.resolver.moe_hits()
@@ -175,15 +186,16 @@ class Matcher:
         members = self.members(name)
         if not members:
             return own, frozenset((min(own),)) if own else own
-        each = [hits | extra for hits in self.member_hits(name, members)]
+        distinct = self._distinct.get(name) or self.member_hits(name, members)
+        each = [hits | extra for hits in distinct]
         return own.union(*each), frozenset(min(hits) for hits in each if hits)
 
-    def _agreed(self, name: str, members: tuple[str, ...], outcomes: list[Outcome]) -> Outcome:
-        distinct = {(outcome.spec.weight, outcome.spec.activation) for outcome in outcomes}
-        if len(distinct) > 1:
-            raise ResolveError(_disagreement(name, members, outcomes))
-        best = min(outcomes, key=lambda outcome: _RANK[outcome.why])
-        return attrs.evolve(best, members=members)
+    @staticmethod
+    def _agreed(outcomes: Collection[Outcome]) -> Outcome | None:
+        """Return the outcome that stands for all, or None if they differ in weight or activation."""
+        if len({(outcome.spec.weight, outcome.spec.activation) for outcome in outcomes}) > 1:
+            return None
+        return min(outcomes, key=lambda outcome: _RANK[outcome.why])
 
 
 def _disagreement(name: str, members: Sequence[str], outcomes: Sequence[Outcome]) -> str:
@@ -225,9 +237,10 @@ class _Leaves:
 
     def _from_tensors(self) -> dict[str, tuple[str, ...]]:
         if self._stored is None:
-            rename: Callable[[str], str] = self._rules.to_module
             owners = {tensor.rpartition(".")[0] for tensor in self._rules.tensors or () if EXPERTS in tensor}
-            self._stored = _below_containers(sorted(rename(owner) for owner in owners))
+            if self._rules.name_mapping:
+                owners = {self._rules.to_module(owner) for owner in owners}
+            self._stored = _below_containers(sorted(owners))
         return self._stored
 
     def has_tensor(self, module: str) -> bool:
@@ -245,10 +258,11 @@ class _Leaves:
 
 def _below_containers(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = defaultdict(dict)
+    below, start = f".{EXPERTS}.", f"{EXPERTS}."
     for name in names:
-        head, middle, tail = name.rpartition(f".{EXPERTS}.")
-        if middle and tail:
-            found[f"{head}.{EXPERTS}"][name] = None
-        elif name.startswith(f"{EXPERTS}."):
+        at = name.rfind(below)
+        if at >= 0 and at + len(below) < len(name):
+            found[name[: at + len(below) - 1]][name] = None
+        elif at < 0 and name.startswith(start):
             found[EXPERTS][name] = None
     return {container: tuple(leaves) for container, leaves in found.items()}

@@ -254,6 +254,28 @@ class Resolver:
             found |= self._backtracking_hits((name, *containers(name), *written))
         return found
 
+    def hits_many(self, names: Iterable[str]) -> list[frozenset[int]]:
+        """Return `hits` of each name, in one pass.
+
+        Raises:
+            ResolveError: as `hits`.
+        """
+        if not self._plain:
+            return [self.hits(name) for name in names]
+        paths, edge, path = self._paths, self._edge, self._path
+        subtrees, exact = self._subtrees, self._exact
+        found: list[frozenset[int]] = []
+        add = found.append
+        for name in names:
+            parent, _, leaf = name.rpartition(".")
+            record = paths.get(parent) or path(parent)
+            state = record.state.edges.get(leaf) or edge(record.state, leaf)
+            hits = state.hits
+            if record.literals or name in subtrees or name in exact:
+                hits = hits.union(record.literals, subtrees.get(name, ()), exact.get(name, ()))
+            add(hits)
+        return found
+
     def _backtracking_hits(self, names: Iterable[str]) -> frozenset[int]:
         found: set[int] = set()
         for name in names:

@@ -76,11 +76,12 @@ def open_folder(path: Path) -> CheckpointFolder:
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
         _check_inside(path, shard, allowed)
-        for tensor in read_header(path / shard, shard):
-            known = tensors.setdefault(tensor.name, tensor)
-            if known is not tensor:
-                message = f"tensor {shown(tensor.name)} is stored twice: in {known.file} and in {tensor.file}"
-                raise LoadError(message)
+        found = {tensor.name: tensor for tensor in read_header(path / shard, shard)}
+        twice = next(iter(tensors.keys() & found.keys()), None)
+        if twice is not None:
+            message = f"tensor {shown(twice)} is stored twice: in {tensors[twice].file} and in {shard}"
+            raise LoadError(message)
+        tensors.update(found)
     warnings = tuple(_check_index(weight_map, tensors)) if weight_map is not None else ()
     if not tensors:
         message = f"{path}: {', '.join(shards)} holds no tensor"
@@ -115,10 +116,11 @@ def _weight_map(index: dict[str, object]) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         message = f"{INDEX_NAME}: weight_map must be an object {{tensor: file}}, found {shown(weight_map)}"
         raise LoadError(message)
-    for name, file in weight_map.items():
-        if not isinstance(file, str):
-            message = f"{INDEX_NAME}: weight_map[{shown(name)}]: a file name is required, found {shown(file)}"
-            raise LoadError(message)
+    strange = next((name for name, file in weight_map.items() if type(file) is not str), None)
+    if strange is not None:
+        found = shown(weight_map[strange])
+        message = f"{INDEX_NAME}: weight_map[{shown(strange)}]: a file name is required, found {found}"
+        raise LoadError(message)
     for file in set(weight_map.values()):
         check_name(file, f"{INDEX_NAME}: weight_map")
         pure = PurePosixPath(file)

@@ -49,7 +49,6 @@ DTYPE_BITS: Final[dict[str, int]] = {
 
 _FIELDS: Final = itemgetter("dtype", "shape", "data_offsets")
 _PLACE: Final = attrgetter("start", "stop")
-_INTEGERS: Final = frozenset((int,))
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]")
 
 
@@ -147,18 +146,20 @@ def parse_header(raw: bytes, file: str, data_bytes: int) -> list[StoredTensor]:
         for name in document:
             check_name(name, file)
     found = []
+    sizes: dict[str, tuple[tuple[int, ...], int]] = {}
     for name, entry in document.items():
         try:
-            dtype, shape, offsets = _FIELDS(entry)  # type: ignore[arg-type]  # a wrong type is reported below
-            begin, end = offsets
-            sizes_are_right = prod(shape) * DTYPE_BITS[dtype] == (end - begin) * 8 and 0 <= begin <= end <= data_bytes
-            types_are_right = not shape or min(shape) >= 0
-            types_are_right &= _INTEGERS.issuperset(map(type, shape)) and _INTEGERS.issuperset(map(type, offsets))
+            dtype, shape, (begin, end) = _FIELDS(entry)  # type: ignore[arg-type]  # a wrong type is reported below
+            # Few shapes, many tensors. The text of a shape tells 1 from true and from 1.0.
+            known = sizes.get(kind := f"{dtype}{shape}")
+            if known is None:
+                known = sizes[kind] = _checked_size(dtype, shape)
+            fits = type(begin) is type(end) is int and 0 <= begin <= end <= data_bytes and end - begin == known[1]
         except (KeyError, TypeError, ValueError):
-            sizes_are_right = types_are_right = False
-        if not (sizes_are_right and types_are_right):
+            fits = False
+        if not fits:
             raise LoadError(_malformed(name, entry, file, data_bytes))
-        found.append(StoredTensor(name, dtype, tuple(shape), file, begin + origin, end + origin))
+        found.append(StoredTensor(name, dtype, known[0], file, begin + origin, end + origin))
     found.sort(key=_PLACE)
     _check_cover(found, file, origin, origin + data_bytes)
     return found
@@ -192,6 +193,18 @@ def load_object(raw: bytes, where: str) -> dict[str, object]:
         message = f"{where}: a JSON object is required, found {shown(document)}"
         raise LoadError(message)
     return document
+
+
+def _checked_size(dtype: str, shape: list[int]) -> tuple[tuple[int, ...], int]:
+    """Return a shape and the bytes of a tensor of that shape.
+
+    Raises:
+        KeyError, ValueError: the dtype is unknown, the shape is no list of sizes, or the bytes are not whole.
+    """
+    bits = DTYPE_BITS[dtype] * prod(shape) if are_sizes(shape) else -1
+    if bits < 0 or bits % 8:
+        raise ValueError(shape)
+    return tuple(shape), bits // 8
 
 
 def _malformed(name: str, entry: object, file: str, data_bytes: int) -> str:
