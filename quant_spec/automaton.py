@@ -8,14 +8,19 @@ Time is linear in the name and the number of live nodes whatever the expression:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from array import array
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from quant_spec.globs import Wild, glob_tokens
 from quant_spec.regexes import Item, Regex, children, constants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
+_Value = TypeVar("_Value")
+_Test: TypeAlias = "Callable[[str], object]"
+_Table: TypeAlias = "dict[int, list[_Value]]"
+_NO_MOVES: Final[dict[str, int]] = {}
 _MAX_STATES: Final = 200_000
 """Interned sets of nodes; beyond it they are forgotten and found anew."""
 
@@ -41,7 +46,7 @@ class NodeSet:
         self.regexes = regexes
         self.step: dict[str, NodeSet] = {}
         self.moves: dict[str, list[int]] | None = None
-        self.tests: tuple[tuple[Callable[[str], object], int], ...] = ()
+        self.tests: tuple[tuple[_Test, int], ...] = ()
         self.loops: tuple[int, ...] = ()
         self.with_weight: frozenset[int] | None = None
 
@@ -50,29 +55,59 @@ class Automaton:
     """Nodes and moves; `start` is the set before the first character."""
 
     def __init__(self) -> None:
-        """Start with one node that accepts nothing."""
-        self._moves: list[dict[str, list[int]]] = []
-        self._tests: list[list[tuple[Callable[[str], object], int]]] = []
-        self._loops: list[bool] = []
-        self._empty: list[list[int]] = []
-        self._at_start: list[list[int]] = []
-        self._at_end: list[list[int]] = []
-        self._glob_ends: dict[int, list[int]] = {}
-        self._regex_ends: dict[int, list[int]] = {}
+        """Start with one node that accepts nothing.
+
+        A node that leads on by one character, as nearly all do, costs a slot in two arrays; what few nodes have lies in
+        tables by node.
+        """
+        self._character: list[str] = []
+        self._next = array("q")
+        self._branches: dict[int, dict[str, int]] = {}
+        self._tests: _Table[tuple[_Test, int]] = {}
+        self._loops: set[int] = set()
+        self._empty: _Table[int] = {}
+        self._at_start: _Table[int] = {}
+        self._at_end: _Table[int] = {}
+        self._glob_ends: _Table[int] = {}
+        self._regex_ends: _Table[int] = {}
         self._shared: dict[tuple[int, object], int] = {}
         self._closures: dict[int, frozenset[int]] = {}
         self._sets: dict[frozenset[int], NodeSet] = {}
         self._start: NodeSet | None = None
         self._root = self._node()
 
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return len(self._character)
+
     def _node(self, *, loop: bool = False) -> int:
-        self._moves.append({})
-        self._tests.append([])
-        self._loops.append(loop)
-        self._empty.append([])
-        self._at_start.append([])
-        self._at_end.append([])
-        return len(self._moves) - 1
+        node = len(self._character)
+        self._character.append("")
+        self._next.append(-1)
+        if loop:
+            self._loops.add(node)
+        return node
+
+    def _on(self, node: int, character: str) -> int:
+        """Return the node that `character` leads to from `node`, a new one if there is none.
+
+        Such a node is entered by that one move, so that whatever begins alike can share it.
+        """
+        if self._character[node] == character:
+            return self._next[node]
+        if not self._character[node]:
+            self._character[node] = character
+            target = self._next[node] = self._node()
+            return target
+        branches = self._branches.setdefault(node, {})
+        if character not in branches:
+            branches[character] = self._node()
+        return branches[character]
+
+    def _moves_of(self, node: int) -> Iterator[tuple[str, int]]:
+        if self._character[node]:
+            yield self._character[node], self._next[node]
+            yield from self._branches.get(node, _NO_MOVES).items()
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -80,22 +115,21 @@ class Automaton:
         """Add a glob; it ends for `entry` where the whole text has been consumed."""
         node = self._root
         for token in glob_tokens(text):
+            if isinstance(token, str):
+                node = self._on(node, token)
+                continue
             key = (node, token)
             if key not in self._shared:
                 self._shared[key] = self._glob_move(node, token)
             node = self._shared[key]
-        self._glob_ends.setdefault(node, []).append(entry)
+        _add(self._glob_ends, node, entry)
 
-    def _glob_move(self, node: int, token: str | Wild | re.Pattern[str]) -> int:
+    def _glob_move(self, node: int, token: Wild | re.Pattern[str]) -> int:
         target = self._node(loop=token is Wild.MANY)
         if token is Wild.MANY:
-            self._empty[node].append(target)
-        elif token is Wild.ONE:
-            self._tests[node].append((_any_character, target))
-        elif isinstance(token, str):
-            self._moves[node].setdefault(token, []).append(target)
+            _add(self._empty, node, target)
         else:
-            self._tests[node].append((token.match, target))
+            _add(self._tests, node, (_any_character if isinstance(token, Wild) else token.match, target))
         return target
 
     def add_regex(self, regex: Regex, entry: int) -> None:
@@ -104,8 +138,8 @@ class Automaton:
         key = (node, "matched")
         if key not in self._shared:
             self._shared[key] = self._node(loop=True)
-            self._empty[node].append(self._shared[key])
-        self._regex_ends.setdefault(self._shared[key], []).append(entry)
+            _add(self._empty, node, self._shared[key])
+        _add(self._regex_ends, self._shared[key], entry)
 
     def _sequence(self, items: Iterable[Item], node: int, *, share: bool = False) -> int:
         for item in items:
@@ -121,15 +155,14 @@ class Automaton:
     def _item(self, item: Item, node: int) -> int:
         operation, argument = item
         if operation is constants.LITERAL:
-            target = self._node()
-            self._moves[node].setdefault(chr(int(str(argument))), []).append(target)
+            target = self._on(node, chr(int(str(argument))))
         elif operation in {constants.NOT_LITERAL, constants.IN, constants.ANY}:
             target = self._node()
-            self._tests[node].append((_character_test(item), target))
+            _add(self._tests, node, (_character_test(item), target))
         elif operation is constants.AT:
             target = self._node()
             at_start = argument in {constants.AT_BEGINNING, constants.AT_BEGINNING_STRING}
-            (self._at_start if at_start else self._at_end)[node].append(target)
+            _add(self._at_start if at_start else self._at_end, node, target)
         else:
             assert isinstance(argument, tuple)  # noqa: S101  (shape of the parse tree)
             target = self._compound(operation, argument, node)
@@ -141,8 +174,8 @@ class Automaton:
             target = self._node()
             for branch in inner if isinstance(inner, list) else []:
                 first = self._node()
-                self._empty[node].append(first)
-                self._empty[self._sequence(branch, first)].append(target)
+                _add(self._empty, node, first)
+                _add(self._empty, self._sequence(branch, first), target)
             return target
         (body,) = children(inner)
         if operation is constants.SUBPATTERN:
@@ -155,19 +188,19 @@ class Automaton:
         if most is constants.MAXREPEAT:
             if body == ((constants.ANY, None),):
                 target = self._node(loop=True)
-                self._empty[node].append(target)
+                _add(self._empty, node, target)
                 return target
             again = self._node()
-            self._empty[node].append(again)
-            self._empty[self._sequence(body, again)].append(again)
+            _add(self._empty, node, again)
+            _add(self._empty, self._sequence(body, again), again)
             target = self._node()
-            self._empty[again].append(target)
+            _add(self._empty, again, target)
             return target
         target = self._node()
-        self._empty[node].append(target)
+        _add(self._empty, node, target)
         for _ in range(int(str(most)) - least):
             node = self._sequence(body, node)
-            self._empty[node].append(target)
+            _add(self._empty, node, target)
         return target
 
     @property
@@ -177,13 +210,13 @@ class Automaton:
 
     # -- running ----------------------------------------------------------------------------------------------------
 
-    def _closure(self, nodes: Iterable[int], *conditional: list[list[int]]) -> frozenset[int]:
+    def _closure(self, nodes: Iterable[int], *conditional: _Table[int]) -> frozenset[int]:
         found = set(nodes)
         todo = list(found)
         while todo:
             node = todo.pop()
             for table in (self._empty, *conditional):
-                for target in table[node]:
+                for target in table.get(node, ()):
                     if target not in found:
                         found.add(target)
                         todo.append(target)
@@ -197,7 +230,7 @@ class Automaton:
             self._sets.clear()
             self._start = None
         # An empty name is never asked for, so `^` counts at the start alone.
-        at_end = self._closure(nodes, self._at_end) if any(self._at_end[node] for node in nodes) else nodes
+        at_end = self._closure(nodes, self._at_end) if not self._at_end.keys().isdisjoint(nodes) else nodes
         found = NodeSet(nodes, _entries(nodes, self._glob_ends), _entries(at_end, self._regex_ends))
         self._sets[nodes] = found
         return found
@@ -237,10 +270,10 @@ class Automaton:
     def _gather(self, state: NodeSet) -> None:
         moves: dict[str, list[int]] = {}
         for node in state.nodes:
-            for character, targets in self._moves[node].items():
-                moves.setdefault(character, []).extend(targets)
-        state.tests = tuple(test for node in state.nodes for test in self._tests[node])
-        state.loops = tuple(node for node in state.nodes if self._loops[node])
+            for character, target in self._moves_of(node):
+                moves.setdefault(character, []).append(target)
+        state.tests = tuple(test for node in state.nodes for test in self._tests.get(node, ()))
+        state.loops = tuple(self._loops.intersection(state.nodes))
         state.moves = moves
 
     def globs_of_module(self, state: NodeSet) -> frozenset[int]:
@@ -251,7 +284,11 @@ class Automaton:
         return found
 
 
-def _entries(nodes: frozenset[int], ends: dict[int, list[int]]) -> frozenset[int]:
+def _add(table: _Table[_Value], node: int, value: _Value) -> None:
+    table.setdefault(node, []).append(value)
+
+
+def _entries(nodes: frozenset[int], ends: _Table[int]) -> frozenset[int]:
     return frozenset(entry for node in nodes if node in ends for entry in ends[node])
 
 
@@ -259,7 +296,7 @@ def _any_character(_: str) -> bool:
     return True
 
 
-def _character_test(item: Item) -> Callable[[str], object]:
+def _character_test(item: Item) -> _Test:
     """Return a test of one character for `.`, `[^x]` or a set, run by `re` itself."""
     operation, argument = item
     if operation is constants.ANY:
@@ -270,7 +307,7 @@ def _character_test(item: Item) -> Callable[[str], object]:
     return _set_test(argument)
 
 
-def _set_test(members: object) -> Callable[[str], object]:
+def _set_test(members: object) -> _Test:
     assert isinstance(members, list)  # noqa: S101  (shape of the parse tree)
     negated = any(operation is constants.NEGATE for operation, _ in members)
     inside = "".join(_set_member(operation, value) for operation, value in members)
