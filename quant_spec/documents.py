@@ -93,7 +93,7 @@ def _decode(content: bytes, name: str) -> str:
 def _doubtful(value: object) -> bool:
     """Tell whether `value` is nested too deeply or holds a string that no text encoding can carry."""
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         inner: list[object] = []
         for each in level:
             if isinstance(each, dict):
@@ -106,7 +106,7 @@ def _doubtful(value: object) -> bool:
         if not inner:
             return False
         level = inner
-    return True
+    return any(isinstance(each, (dict, list)) or (isinstance(each, str) and _has_surrogate(each)) for each in level)
 
 
 def _has_surrogate(text: str) -> bool:

@@ -228,12 +228,9 @@ def validate(document: object, kind: str) -> list[Defect]:
     Raises:
         QuantSpecError: there is no such kind.
     """
-    from jsonschema.exceptions import best_match  # noqa: PLC0415  (only refusals and explicit checks need it)
-
     words = (*request_words(), *weight_words())
     found: list[Defect] = []
-    for error in _validator(kind, words).iter_errors(_plain(document)):
-        leaf = cast("ValidationError", best_match([error]))
+    for leaf in _leaves(_validator(kind, words).iter_errors(_plain(document))):
         path = "$"
         for key in leaf.absolute_path:
             path = join_path(path, key)
@@ -242,6 +239,23 @@ def validate(document: object, kind: str) -> list[Defect]:
         pointer = "/".join(map(str, leaf.absolute_schema_path))
         found.append(Defect(path, leaf.message, leaf.instance, rule=f"{kind}.schema.json#/{pointer}"))
     return found
+
+
+def _leaves(errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
+    """Yield the errors that say most: those inside the choice whose type fits the value, else the error itself."""
+    for error in errors:
+        branches: dict[object, list[ValidationError]] = {}
+        for inner in error.context or ():
+            branches.setdefault(inner.relative_schema_path[0], []).append(inner)
+        fitting = [each for each in branches.values() if not any(_is_of_wrong_type(inner) for inner in each)]
+        if len(fitting) == 1:
+            yield from _leaves(fitting[0])
+        else:
+            yield error
+
+
+def _is_of_wrong_type(error: ValidationError) -> bool:
+    return not error.relative_path and error.validator in {"type", "enum", "const", "pattern"}
 
 
 @functools.lru_cache(maxsize=128)
