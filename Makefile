@@ -2,9 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# The version the project is tested with. A plain `pip install torch` takes whatever build the
-# index prefers; for the CPU build from PyTorch's own index:
-#   make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+# The version the project is tested with. A plain `pip install torch` takes whatever build the index prefers; give the
+# build that you want, with the options that find it: make setup TORCH="torch==2.13.0 --index-url ..."
 TORCH ?= torch==2.13.0
 EXTRAS ?= demo,dev,docs
 PYTEST_ARGS ?=
