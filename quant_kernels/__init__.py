@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from quant_kernels.conversion import quantize_many as quantize_many
     from quant_kernels.conversion import requantize as requantize
     from quant_kernels.conversion import requantize_many as requantize_many
+    from quant_kernels.fnuz import e4m3fn_to_e4m3fnuz as e4m3fn_to_e4m3fnuz
     from quant_kernels.quantized import QuantizedTensor as QuantizedTensor
 
 _EXPORTS = {
     "QuantizedTensor": "quant_kernels.quantized",
     "amax": "quant_kernels.conversion",
     "dequantize": "quant_kernels.conversion",
+    "e4m3fn_to_e4m3fnuz": "quant_kernels.fnuz",
     "quantize": "quant_kernels.conversion",
     "quantize_many": "quant_kernels.conversion",
     "requantize": "quant_kernels.conversion",

@@ -238,8 +238,8 @@ def test_caches() -> None:
 
 def test_tables_of_torchao_keep_exact_names_first() -> None:
     table = {
-        "re:a.*": dict(_type="Int8WeightOnlyConfig", _data={}),
-        "a.b.weight": dict(_type="Int4WeightOnlyConfig", _data={}),
+        "re:a.*": {"_type": "Int8WeightOnlyConfig", "_data": {}},
+        "a.b.weight": {"_type": "Int4WeightOnlyConfig", "_data": {}},
     }
     found = parsed(torchao("ModuleFqnToConfig", module_fqn_to_config={**table, "c": None, "_default": None}))
     assert [entry.target for entry, _ in found.layer_pattern_specs] == ["a.b", "a.*"]

@@ -63,7 +63,7 @@ def test_truth_table(cell: tuple[str | None, str | None, str | None], where: str
     request = {"targets": {"*": given}} if where == "targets" else {where: given}
     expected = CELLS[cell]
     if expected is None:
-        with pytest.raises(ConfigError, match="targets|linear|moe"):
+        with pytest.raises(ConfigError, match=r"targets|linear|moe"):
             parse_request(request, shorthand=shorthand)
         return
     found = parse_request(request, shorthand=shorthand)
