@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from similarity import SENTENCES, embeddings, worst_cosine
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
 
 from quant_kernels.loading.checkpoint import quantize_checkpoint
 
@@ -85,12 +84,12 @@ def run() -> None:
     start = time.monotonic()
     arguments = parse_arguments()
     console = Console(highlight=False)
-    disable_progress_bar()
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     recipe = json.loads(arguments.recipe.read_text("utf-8"))
 
     console.rule("1. the model")
+    console.print("(fetched and laid out as a checkpoint folder on the first run: half a minute)", style="dim")
     source = weights.smollm2(folder) if arguments.model == "smollm2" else weights.minilm(folder)
     console.print(f"{source.name}: {source}", soft_wrap=True)
 
