@@ -259,10 +259,12 @@ class _Leaves:
 def _below_containers(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = defaultdict(dict)
     below, start = f".{EXPERTS}.", f"{EXPERTS}."
+    to_end = len(below) - 1
     for name in names:
         at = name.rfind(below)
-        if at >= 0 and at + len(below) < len(name):
-            found[name[: at + len(below) - 1]][name] = None
-        elif at < 0 and name.startswith(start):
-            found[EXPERTS][name] = None
+        if at < 0:
+            if name.startswith(start):
+                found[EXPERTS][name] = None
+        elif not name.endswith("."):
+            found[name[: at + to_end]][name] = None
     return {container: tuple(leaves) for container, leaves in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from quant_kernels.commands.console import paused_collector, print_json, print_line, print_rich, read_request
 from quant_kernels.loading.folder import open_folder
 from quant_kernels.loading.inventory import FLOAT_DTYPES
-from quant_kernels.loading.report_parts import quant_dtype_name, rule_of, unmatched_entries
+from quant_kernels.loading.report_parts import quant_dtype_name, rule_of, stored_nbytes, unmatched_entries
 from quant_kernels.loading.survey import Survey, survey
 from quant_spec.errors import PlanError, shown
 from quant_spec.formats import format_of_key
@@ -47,21 +48,14 @@ def run_plan(
 
 def module_bytes(surveyed: Survey, module: ModulePlan) -> tuple[int, int]:
     """Return the bytes of a module's weights before and after, scales included."""
-    tensors = surveyed.folder.tensors
-    weights = surveyed.modules[module.name].weights
-    stems = [weight.name.removesuffix("_packed") for weight in weights]
-    scales = sum(
-        tensors[f"{stem}{end}"].nbytes
-        for stem in stems
-        for end in ("_scale", "_scale_inv")
-        if f"{stem}{end}" in tensors
-    )
-    before = scales + sum(weight.nbytes for weight in weights)
+    found = surveyed.modules[module.name]
+    before = stored_nbytes(surveyed, found)
     key = module.decision.config.weight_key
     target = format_of_key(key) if key is not None and module.decision.changes else None
     if target is None:
         return before, before
-    return before, sum(target.nbytes(weight.shape) for weight in weights if prod(weight.shape))
+    shapes = Counter(weight.shape for weight in found.weights)
+    return before, sum(count * target.nbytes(shape) for shape, count in shapes.items() if prod(shape))
 
 
 def plan_document(surveyed: Survey) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -14,16 +15,19 @@ import torch
 
 from quant_kernels.library import native_on
 from quant_kernels.loading.folder import open_folder
-from quant_kernels.loading.job import Job, prepare
+from quant_kernels.loading.job import Job, Step, prepare
 from quant_kernels.loading.output import OutputFolder, check_output
 from quant_kernels.loading.report_parts import kept_layers, quantized_layers, requested, unmatched_entries
 from quant_kernels.loading.steps import CopyStep
 from quant_kernels.loading.survey import Survey, survey
 from quant_kernels.loading.transfer import Converted, SourceFiles, Transfer, write_all
+from quant_kernels.loading.workers import Workers, worker_count
 from quant_spec import LoadError, QuantSpecError
 from quant_spec.report import QuantReport, check_report_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quant_kernels.loading.shard_layout import ShardLayout
 
 VERSIONED: Final = ("quant-spec", "torch", "safetensors")
@@ -172,42 +176,43 @@ def _run(job: Job, written: OutputFolder, progress: Progress, *, measure: bool) 
     progress.start(job.survey.folder.nbytes)
     through = getattr(torch, job.survey.config.source_dtype)
     with SourceFiles(job.survey.folder.path) as source:
-        transfer = Transfer(source, scale_rounding=job.scale_rounding, through=through, measure=measure)
-        for layout in job.layouts:
-            if layout.file in written.done:
-                for step in job.steps[layout.file]:
-                    progress.advance(step.nbytes, layout.file)
-            else:
-                layers = _write_shard(job, layout, written, transfer, progress)
-                written.done[layout.file] = layers
-            source.close_except(frozenset())
-            for layer, sums in written.done[layout.file].items():
-                spent[layer] = [before + more for before, more in zip(spent[layer], sums, strict=True)]
+
+        def transfer() -> Transfer:
+            return Transfer(source, scale_rounding=job.scale_rounding, through=through, measure=measure)
+
+        with Workers(worker_count(job), transfer) as workers:
+            for layout in job.layouts:
+                if layout.file in written.done:
+                    for step in job.steps[layout.file]:
+                        progress.advance(step.nbytes, layout.file)
+                else:
+                    _write_shard(job.steps[layout.file], layout, written, workers, progress)
+                source.close_except(frozenset())
+                for layer, sums in written.done[layout.file].items():
+                    spent[layer] = [before + more for before, more in zip(spent[layer], sums, strict=True)]
     return {layer: Converted(*sums) for layer, sums in spent.items()}
 
 
 def _write_shard(
-    job: Job, layout: ShardLayout, written: OutputFolder, transfer: Transfer, progress: Progress
-) -> dict[str, list[float]]:
-    """Write one file; return layer -> seconds, Σ w², Σ (w − ŵ)²."""
+    steps: Sequence[Step], layout: ShardLayout, written: OutputFolder, workers: Workers, progress: Progress
+) -> None:
+    """Write one file and note layer -> seconds, Σ w², Σ (w − ŵ)²."""
     layers: dict[str, list[float]] = {}
     path, descriptor = written.begin_shard(layout.file)
     try:
         os.truncate(descriptor, layout.nbytes)
         write_all(descriptor, memoryview(layout.header), 0)
-        for step in job.steps[layout.file]:
-            if isinstance(step, CopyStep):
-                transfer.copy(step.tensor, descriptor, layout.offsets[step.name])
-                progress.advance(step.nbytes, step.name)
-                continue
-            done = transfer.convert(step, descriptor, layout.offsets)
-            sums = layers.setdefault(step.layer, [0.0, 0.0, 0.0])
-            layers[step.layer] = [sums[0] + done.seconds, sums[1] + done.signal, sums[2] + done.noise]
-            progress.advance(step.nbytes, step.weight.name)
+        # Closed before the file is: no thread writes to it any more, whatever happens here.
+        with closing(workers.run(steps, descriptor, layout.offsets)) as finished:
+            for step, done in finished:
+                name = step.name if isinstance(step, CopyStep) else step.weight.name
+                if not isinstance(step, CopyStep) and done is not None:
+                    sums = layers.get(step.layer, [0.0, 0.0, 0.0])
+                    layers[step.layer] = [sums[0] + done.seconds, sums[1] + done.signal, sums[2] + done.noise]
+                progress.advance(step.nbytes, name)
     finally:
         os.close(descriptor)
     written.finish_shard(layout.file, path, layers)
-    return layers
 
 
 def _versions() -> dict[str, str]:

@@ -146,20 +146,19 @@ def parse_header(raw: bytes, file: str, data_bytes: int) -> list[StoredTensor]:
         for name in document:
             check_name(name, file)
     found = []
-    sizes: dict[str, tuple[tuple[int, ...], int]] = {}
+    known: dict[str, tuple[tuple[int, ...], int]] = {}
     for name, entry in document.items():
         try:
             dtype, shape, (begin, end) = _FIELDS(entry)  # type: ignore[arg-type]  # a wrong type is reported below
             # Few shapes, many tensors. The text of a shape tells 1 from true and from 1.0.
-            known = sizes.get(kind := f"{dtype}{shape}")
-            if known is None:
-                known = sizes[kind] = _checked_size(dtype, shape)
-            fits = type(begin) is type(end) is int and 0 <= begin <= end <= data_bytes and end - begin == known[1]
+            kind = f"{dtype}{shape}"
+            sizes, nbytes = known.get(kind) or known.setdefault(kind, _checked_size(dtype, shape))
+            fits = type(begin) is type(end) is int and 0 <= begin <= end <= data_bytes and end - begin == nbytes
         except (KeyError, TypeError, ValueError):
             fits = False
         if not fits:
             raise LoadError(_malformed(name, entry, file, data_bytes))
-        found.append(StoredTensor(name, dtype, known[0], file, begin + origin, end + origin))
+        found.append(StoredTensor(name, dtype, sizes, file, begin + origin, end + origin))
     found.sort(key=_PLACE)
     _check_cover(found, file, origin, origin + data_bytes)
     return found

@@ -125,6 +125,8 @@ def has_input_side_last(module: FoundModule) -> bool:
     A gate/up stack that fits the down stack only when both are read as [E, K, N] is stored the other way round
     (`gate_up` [E, H, 2·I] beside `down` [E, I, H]).
     """
+    if len(module.weights[0].shape) != _STACK:
+        return True
     stacks = {weight.name.removesuffix(".weight").rpartition(".")[2]: weight.shape for weight in module.weights}
     up = next((shape for leaf, shape in stacks.items() if "gate_up" in leaf or "w13" in leaf), None)
     down = next((shape for leaf, shape in stacks.items() if "down" in leaf or "w2" in leaf), None)

@@ -129,20 +129,21 @@ def kept_layers(survey: Survey) -> tuple[KeptLayer, ...]:
                 rule=rule_of(decision, request),
                 reason=decision.reason or _REASONS[decision.why],
                 shapes=survey.modules[module.name].shapes,
-                nbytes=_stored_nbytes(survey, survey.modules[module.name]),
+                nbytes=stored_nbytes(survey, survey.modules[module.name]),
             )
         )
     return tuple(found)
 
 
-def _stored_nbytes(survey: Survey, module: FoundModule) -> int:
+def stored_nbytes(survey: Survey, module: FoundModule) -> int:
+    """Return the bytes of a module's weights and their scales in the checkpoint."""
+    total = sum(stop - start for *_, start, stop in module.weights)
+    if (survey.config.source or survey.config).quant_method is None:
+        return total
     tensors = survey.folder.tensors
-    total = 0
-    for weight in module.weights:
-        stem = weight.name.removesuffix("_packed")
-        scales = (tensors[stem + suffix].nbytes for suffix in SCALE_SUFFIXES if stem + suffix in tensors)
-        total += weight.nbytes + sum(scales)
-    return total
+    stems = [weight.name.removesuffix("_packed") for weight in module.weights]
+    scales = [f"{stem}{suffix}" for stem in stems for suffix in SCALE_SUFFIXES]
+    return total + sum(tensors[name].nbytes for name in scales if name in tensors)
 
 
 def unmatched_entries(survey: Survey) -> tuple[UnmatchedEntry, ...]:

@@ -7,6 +7,7 @@ and blocks do not depend on each other. Only formats with one scale a matrix nee
 from __future__ import annotations
 
 import os
+import threading
 import time
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ from quant_spec.errors import LoadError
 from quant_spec.granularity import PerTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -67,12 +69,16 @@ def tensor_view(memory: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 class SourceFiles:
-    """Open files of the source checkpoint; bytes are read, not mapped, so that they do not count as memory in use."""
+    """Open files of the source checkpoint; bytes are read, not mapped: they count as no memory in use.
+
+    Threads may share it.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Take the checkpoint folder; files open when first read."""
         self._folder = folder
         self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def read_into(self, memory: memoryview, file: str, offset: int) -> None:
         """Fill `memory` from `file`, starting at byte `offset`.
@@ -81,9 +87,10 @@ class SourceFiles:
             LoadError: the file ends before, or cannot be read.
         """
         try:
-            descriptor = self._descriptors.get(file)
-            if descriptor is None:
-                descriptor = self._descriptors[file] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
+            with self._lock:
+                descriptor = self._descriptors.get(file)
+                if descriptor is None:
+                    descriptor = self._descriptors[file] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
             while memory.nbytes:
                 count = os.preadv(descriptor, [memory], offset)
                 if not count:
@@ -143,7 +150,7 @@ class Converted:
 
 
 class Transfer:
-    """Copies and converts tensors from the source files into one open file after the other."""
+    """Copies and converts tensors from the source files into one open file after the other; of one thread."""
 
     def __init__(self, source: SourceFiles, *, scale_rounding: str | None, through: torch.dtype, measure: bool) -> None:
         """Take the source and the options of every conversion.
@@ -167,7 +174,7 @@ class Transfer:
             self._source.read_into(memory, tensor.file, tensor.start + begin)
             write_all(descriptor, memory, offset + begin)
 
-    def convert(self, step: WeightStep, descriptor: int, offsets: dict[str, int]) -> Converted:
+    def convert(self, step: WeightStep, descriptor: int, offsets: Mapping[str, int]) -> Converted:
         """Convert a weight into an open file.
 
         Args:
@@ -248,7 +255,7 @@ class Transfer:
         return QuantizedTensor(data, scale, step.target.weight, shape, second)
 
     def _write(
-        self, step: WeightStep, piece: Piece, result: QuantizedTensor, descriptor: int, offsets: dict[str, int]
+        self, step: WeightStep, piece: Piece, result: QuantizedTensor, descriptor: int, offsets: Mapping[str, int]
     ) -> None:
         tensors = [result.data, result.scale]
         if result.second_scale is not None:

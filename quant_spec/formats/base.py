@@ -126,6 +126,7 @@ class FormatRegistry:
         """Start empty; built-in formats load on first look-up, entry points on the first unknown name."""
         self._formats: dict[str, QuantFormat] = {}
         self._words: dict[str, str] = {}
+        self._by_key: dict[QuantKey, QuantFormat | None] = {}
         self._loaded_builtins = False
         self._loaded_plugins = False
 
@@ -140,6 +141,7 @@ class FormatRegistry:
             if owner is not None and self._formats[owner] != quant_format:
                 message = f"format {quant_format.name!r}: the word {word!r} already means format {owner!r}"
                 raise QuantSpecError(message)
+        self._by_key.clear()
         self._formats[quant_format.name] = quant_format
         for word in (quant_format.name, *quant_format.aliases, *quant_format.shorthands):
             self._words[word] = quant_format.name
@@ -147,6 +149,7 @@ class FormatRegistry:
 
     def unregister(self, name: str) -> None:
         """Forget a format (for tests that define one)."""
+        self._by_key.clear()
         del self._formats[name]
         self._words = {word: owner for word, owner in self._words.items() if owner != name}
 
@@ -173,6 +176,12 @@ class FormatRegistry:
             self._load_plugins()
         owner = self._words.get(word)
         return None if owner is None else self._formats[owner]
+
+    def of_key(self, key: QuantKey) -> QuantFormat | None:
+        """Return the format whose weight prints like `key`, or None."""
+        if key not in self._by_key:
+            self._by_key[key] = next((each for each in self if each.weight.same_format(key)), None)
+        return self._by_key[key]
 
     def __iter__(self) -> Iterator[QuantFormat]:
         """Iterate over the formats in order of name."""
@@ -212,7 +221,7 @@ def get_format(word: str | QuantFormat, path: str = "$") -> QuantFormat:
 
 def format_of_key(key: QuantKey) -> QuantFormat | None:
     """Return the registered format whose weight prints like `key`, or None."""
-    return next((each for each in FORMATS if each.weight.same_format(key)), None)
+    return FORMATS.of_key(key)
 
 
 def formats() -> tuple[QuantFormat, ...]:

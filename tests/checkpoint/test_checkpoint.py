@@ -440,7 +440,9 @@ def test_interruption_leaves_the_partial_folder_and_is_taken_up(
     written: list[str] = []
     real = checkpoint._write_shard
     monkeypatch.setattr(
-        checkpoint, "_write_shard", lambda job, layout, *rest: written.append(layout.file) or real(job, layout, *rest)
+        checkpoint,
+        "_write_shard",
+        lambda steps, layout, *rest: written.append(layout.file) or real(steps, layout, *rest),
     )
     report = run(moe_dir, RECIPE)
     assert written == ["model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"]
