@@ -14,6 +14,7 @@ project_copyright = "2026, quant-spec contributors"
 release = version = installed_version("quant-spec")
 
 extensions = [
+    "activation_tables",
     "cli_help",
     "format_tables",
     "import_picture",

@@ -164,7 +164,7 @@ def parse_targets(request: Mapping[str, object], shorthand: str | None = None) -
     experts = _spec(document.moe, moe_base, "$.moe")
     moe = Pattern.slot("moe", "$.moe" if document.moe is not UNSET else "$ (shorthand)")
     named = document.moe is not UNSET or (moe_base is not None and linear_base is None)
-    asked = any(each.weight or each.activation for each in (linear, experts, *(spec for _, spec in layers)))
+    asked = any(each.weight is not None or each.activation for each in (linear, experts, *(spec for _, spec in layers)))
     return ParsedQuantConfig(
         quant_method=METHOD if asked else None,
         global_spec=linear,
