@@ -88,6 +88,7 @@ class LayerReport:
         kernel: `native` or `reference`.
         seconds: time spent converting it, reading and writing included.
         sqnr_db: signal to quantization noise, 10·log10(Σ w² / Σ (w − ŵ)²) in dB; None if not measured.
+        experts: global indices of the experts of all ranks, as `0-63, 70`, where whole experts are spread over ranks.
     """
 
     layer: str
@@ -104,6 +105,7 @@ class LayerReport:
     kernel: str
     seconds: float
     sqnr_db: float | None = None
+    experts: str | None = None
 
 
 @attrs.frozen
@@ -125,6 +127,25 @@ class KeptLayer:
     reason: str
     shapes: tuple[tuple[int, ...], ...]
     nbytes: int
+
+
+@attrs.frozen
+class LoadingFacts:
+    """What loading a model in memory took, beside the conversions themselves.
+
+    Attributes:
+        ranks: processes that the model is spread over.
+        load_seconds: wall time from the first weight to the last conversion, the longest of the ranks.
+        bytes_read: bytes of the tensors that were loaded, over all ranks; 0 for a model that held its weights before.
+        peak_bytes: greatest memory in use on a rank: allocated on its device, or resident in its process.
+        sent_bytes: bytes that the ranks put into collectives.
+    """
+
+    ranks: int
+    load_seconds: float
+    bytes_read: int
+    peak_bytes: int
+    sent_bytes: int
 
 
 @attrs.frozen
@@ -154,7 +175,7 @@ class QuantReport:
     Attributes:
         model: folder or name of the model.
         online_quant_config: the request as given.
-        elapsed_seconds: wall time of the job.
+        elapsed_seconds: wall time of the job; of a model in memory, that of the conversions alone.
         layers: the quantized layers, in model order.
         kept: layers that stay as they are, in model order.
         unmatched: entries of the request that fit no module.
@@ -164,6 +185,7 @@ class QuantReport:
         versions: package -> version.
         digest: digest of the configuration that was applied.
         output: folder that was written; None for a model in memory or a plan.
+        loading: for a model in memory, what loading took; None for a checkpoint job or a plan.
         saved_to: the report's file, if one was written; not part of the file itself.
     """
 
@@ -179,6 +201,7 @@ class QuantReport:
     versions: Mapping[str, str] = attrs.field(factory=dict)
     digest: str = ""
     output: str | None = None
+    loading: LoadingFacts | None = None
     saved_to: Path | None = None
 
     @property
@@ -209,6 +232,7 @@ class QuantReport:
             "versions": dict(self.versions),
             "digest": self.digest,
             "output": self.output,
+            "loading": _plain(self.loading),
         }
 
     def write(self, folder: Path | str | None = None) -> Path:

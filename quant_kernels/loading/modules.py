@@ -110,6 +110,7 @@ class LayerView:
         slots: its weights; empty for kinds that are not quantized.
         obstacle: why it cannot be converted whatever is asked for; empty: nothing is known against it.
         expert_ids: global index of each local expert of a stack; None: 0, 1, … (all experts are here).
+        module: the module itself; None: the model has none of that name.
     """
 
     name: str
@@ -118,6 +119,7 @@ class LayerView:
     slots: tuple[WeightSlot, ...] = ()
     obstacle: str = ""
     expert_ids: tuple[int, ...] | None = None
+    module: nn.Module | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -126,8 +128,8 @@ class LayerView:
 
     @property
     def weights(self) -> int:
-        """Number of weight tensors."""
-        return len(self.slots)
+        """Number of weight matrices; each expert of a stack counts."""
+        return sum(slot.shape[0] if len(slot.shape) == _STACK else 1 for slot in self.slots)
 
     def expert_id(self, local: int) -> int:
         """Return the global index of a local expert of a stack."""
@@ -251,7 +253,7 @@ def _layer(
     if ids is not None and len(ids) != stacks[0].shape[0]:
         message = f"{name}.expert_ids: {len(ids)} indices for {stacks[0].shape[0]} local experts"
         raise ValueError(message)
-    return LayerView(name, kind, class_name, tuple(slots), obstacle, ids)
+    return LayerView(name, kind, class_name, tuple(slots), obstacle, ids, holder)
 
 
 def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:

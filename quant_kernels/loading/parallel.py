@@ -41,6 +41,7 @@ Cut: TypeAlias = Literal["column", "row"]
 CUTS: Final = ("column", "row")
 """Sides that a weight [N, K] is cut along: `column` the output side N, `row` the input side K."""
 _MAGNITUDE_BITS: Final = 0x7FFFFFFF
+_LISTED: Final = 5
 
 
 @attrs.frozen
@@ -51,13 +52,13 @@ class ShardPlace:
         parallel: the side that is cut; None: the rank holds the whole.
         rank: this rank.
         sizes: that side's size on each rank.
-        shards: number of projections whose rows lie in the weight one after the other, each cut by itself.
+        fused_rows: for a fused weight whose projections are each cut by themselves, the rows of each on each rank.
     """
 
     parallel: Cut | None = None
     rank: int = 0
     sizes: tuple[int, ...] = (0,)
-    shards: int = 1
+    fused_rows: tuple[int, ...] = ()
 
     @property
     def is_cut(self) -> bool:
@@ -103,15 +104,10 @@ class ShardPlace:
                 f" as {target.weight} needs"
             )
         blocks = target.name in TARGETS and TARGETS[target.name].code is TargetCode.PER_BLOCK_FP8
-        if (
-            blocks
-            and self.parallel == "column"
-            and self.shards > 1
-            and any(size % (BLOCK * self.shards) for size in self.sizes)
-        ):
+        if blocks and self.parallel == "column" and any(rows % BLOCK for rows in self.fused_rows):
             return (
-                f"{self.shards} projections of together {self.whole} rows, cut into {', '.join(map(str, self.sizes))},"
-                f" cannot share blocks of {BLOCK} rows with other ranks"
+                f"projections cut into {', '.join(map(str, dict.fromkeys(self.fused_rows)))} rows lie one after the"
+                f" other, and cannot share blocks of {BLOCK} rows with other ranks"
             )
         return ""
 
@@ -157,11 +153,12 @@ def agree(
     asked = [needs_agreement(target, place) for _, place in works]
     if not any(asked):
         return [_placed(work, place, target) for work, place in works]
-    buffers = [
-        _contribution(work, place, target, options, silent=failure is not None)
-        for (work, place), needed in zip(works, asked, strict=True)
-        if needed
-    ]
+    shared = [pair for pair, needed in zip(works, asked, strict=True) if needed]
+    try:
+        buffers = [_contribution(*pair, target, options, silent=failure is not None) for pair in shared]
+    except Exception as error:  # noqa: BLE001  (whatever it is, the other ranks must learn of it)
+        failure = f"{type(error).__name__}: {error}"
+        buffers = [_contribution(*pair, target, options, silent=True) for pair in shared]
     # Magnitudes are not negative, so their bits order as integers do, NaN above Inf: nothing is lost in the maximum.
     status = torch.tensor([int(failure is not None)], dtype=torch.int32, device=buffers[0].device)
     flat = torch.cat([status, *(_bits(buffer) for buffer in buffers)])
@@ -176,7 +173,7 @@ def agree(
             values = (agreed[at : at + count]).view(torch.float32).view(buffers[index].shape)
             placed = attrs.evolve(placed, amax=_own_amax(placed, place, target, options, values))
             if options.check:
-                _check_finite(values, work, target)
+                _check_finite(values, work, place, target)
             at, index = at + count, index + 1
         found.append(placed)
     return found
@@ -271,11 +268,25 @@ def _own_amax(
     return own
 
 
-def _check_finite(values: Tensor, work: WeightWork, target: QuantFormat) -> None:
-    bad = (~values.isfinite()).flatten().nonzero().flatten()
-    if bad.numel():
-        unit = {"ptpc_fp8": "rows", "nvfp4": "matrices"}.get(target.name, "cut blocks")
-        raise NonFiniteError(work.name, [int(each) for each in bad[:5]], int(bad.numel()), unit)
+def _check_finite(values: Tensor, work: WeightWork, place: ShardPlace, target: QuantFormat) -> None:
+    """Raise on all ranks if a magnitude that they share is NaN or Inf; names rows of this rank's piece."""
+    bad = (~values.isfinite()).nonzero()
+    if not bad.numel():
+        return
+    n = work.shape[-2]
+    code = TARGETS[target.name].code
+    rows = []
+    for index in bad[:_LISTED].tolist():
+        matrix = index[0] if len(work.shape) > 2 else 0  # noqa: PLR2004  (a stack)
+        row = 0
+        if code is TargetCode.PTPC_FP8:
+            row = index[-2]
+        elif code is TargetCode.PER_BLOCK_FP8:
+            block = place.cut_blocks()[index[-2]] * BLOCK - place.start
+            row = min(max(block, 0), n - 1) if place.parallel == "column" else index[-1] * BLOCK
+        rows.append(matrix * n + row)
+    unit = {TargetCode.PTPC_FP8: "rows", TargetCode.NVFP4: "matrices"}.get(code, "cut blocks")
+    raise NonFiniteError(work.name, rows, len(bad), f"{unit}, over all ranks,")
 
 
 def quantize_shard(  # noqa: PLR0913  (as quantize, and where the shard lies)
@@ -327,7 +338,9 @@ def quantize_shard(  # noqa: PLR0913  (as quantize, and where the shard lies)
         if answer[:-1] != said[:-1]:
             message = f"{name}: rank {rank} has {_told(answer)}, rank {ranks.rank} has {_told(said)}"
             raise LoadError(message)
-    place = ShardPlace(parallel, ranks.rank, tuple(int(answer[-1]) for answer in answers), shards)
+    sizes = tuple(int(answer[-1]) for answer in answers)
+    fused = tuple(-(-size // shards) for size in sizes) if shards > 1 else ()
+    place = ShardPlace(parallel, ranks.rank, sizes, fused)
     obstacle = place.obstacle(target)
     if obstacle:
         raise KernelInputError(name, obstacle, f"shards that are multiples of {target.k_multiple}")
