@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 REPORT_DIR_VARIABLES: Final = ("QUANT_SPEC_REPORT_DIR", "ATOM_TORCH_PROFILER_DIR")
 """Environment variables that name the folder of reports, the first that is set and not empty counts."""
 
+_SHOWN_VALUE: Final = 100
+"""Characters of a value in lines and tables; a request's are shorter, a checkpoint's own may be long."""
+
 
 def layer_type(name: str) -> str:
     """Return a layer's name without the block that it stands in: what follows the last number, or all of it.
@@ -64,9 +67,10 @@ class Rule:
         parts = [] if self.entry is None else [self.entry]
         if self.value is not None:
             compact = json.dumps(self.value, separators=(",", ":"), ensure_ascii=False)
-            parts.append(self.value if isinstance(self.value, str) else compact)
-        text = ", ".join(parts) or self.why
-        return f"{self.section}: {text}" if self.section else text
+            text = self.value if isinstance(self.value, str) else compact
+            parts.append(text if len(text) <= _SHOWN_VALUE else f"{text[: _SHOWN_VALUE - 1]}…")
+        said = ", ".join(parts) or self.why
+        return f"{self.section}: {said}" if self.section else said
 
 
 @attrs.frozen

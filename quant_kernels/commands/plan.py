@@ -88,7 +88,7 @@ def module_document(surveyed: Survey, module: ModulePlan, sizes: tuple[int, int]
     return {
         "layer": module.name,
         "kind": found.kind,
-        "shapes": [list(shape) for shape in found.shapes],
+        "shapes": [list(shape) for shape in surveyed.shapes_of(module)],
         "weights": len(found.weights),
         "source": surveyed.source_word(module),
         "changes": decision.changes,
@@ -151,7 +151,9 @@ def run_explain(model_dir: Path, name: str, request: str | None, *, quantization
         return
     decision = module.decision
     found = surveyed.modules[module.name]
-    print_line(f"module      {module.name} ({found.kind}, {len(found.weights)} weights {_shapes(found.shapes)})")
+    print_line(
+        f"module      {module.name} ({found.kind}, {len(found.weights)} weights {_shapes(surveyed.shapes_of(module))})"
+    )
     print_line(f"source      {surveyed.source_word(module)} x {word(decision.source.activation_key)}")
     print_line(f"weight      {decision.weight_word}{'' if decision.changes else ' (not converted)'}")
     print_line(f"activation  {decision.activation_word} = {word(decision.config.activation_key)}")

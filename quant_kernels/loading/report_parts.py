@@ -128,7 +128,7 @@ def kept_layers(survey: Survey) -> tuple[KeptLayer, ...]:
                 source=survey.source_word(module),
                 rule=rule_of(decision, request),
                 reason=decision.reason or _REASONS[decision.why],
-                shapes=survey.modules[module.name].shapes,
+                shapes=survey.shapes_of(module),
                 nbytes=stored_nbytes(survey, survey.modules[module.name]),
             )
         )

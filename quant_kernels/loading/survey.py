@@ -45,6 +45,14 @@ class Survey:
         """Modules whose weights are converted."""
         return self.plan.changed
 
+    def shapes_of(self, module: ModulePlan) -> tuple[tuple[int, ...], ...]:
+        """Return the distinct shapes of a module's weights, in elements: two in a byte of packed 4-bit codes."""
+        found = self.modules[module.name]
+        key = module.decision.source.weight_key
+        if key is None or found.weights[0].dtype != "U8":
+            return found.shapes
+        return tuple((*shape[:-1], shape[-1] * key.element.per_byte) for shape in found.shapes)
+
     def source_word(self, module: ModulePlan) -> str:
         """Return the format of a module in the checkpoint: a key's word or the element type of a plain weight."""
         key = module.decision.source.weight_key
