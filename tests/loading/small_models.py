@@ -63,7 +63,7 @@ class Inner(nn.Module):
 class Engine(nn.Module):
     """A mixture of experts as an engine holds it."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         blocks: int = 2,
         experts: int = 4,
