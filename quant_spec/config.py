@@ -300,3 +300,9 @@ class QuantizationConfig:
         The order of excludes does not count, that of patterns does; it is the same on every Python and torch.
         """
         return digest_of(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from quant_spec.html import config_html  # noqa: PLC0415  (for notebooks only)
+
+        return config_html(self)

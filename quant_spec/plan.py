@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from quant_spec.config import QuantizationConfig
-from quant_spec.decision import Decision, ModuleInfo
+from quant_spec.decision import QUANTIZABLE_KINDS, Decision, ModuleInfo
 from quant_spec.errors import PlanError, nearest
 from quant_spec.formats import key_nbytes
 from quant_spec.matching import Why
@@ -97,6 +97,12 @@ class ModelPlan:
             if module.name == name:
                 return module
         raise KeyError(name)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from quant_spec.html import plan_html  # noqa: PLC0415  (for notebooks only)
+
+        return plan_html(self)
 
 
 def plan(
@@ -225,7 +231,11 @@ def _names(modules: list[ModulePlan]) -> str:
 def _check_changes(result: ModelPlan) -> None:
     if result.changed:
         return
-    reasons = [str(module.decision) for module in result.modules[: _LISTED_NAMES * 2]]
+    groups: dict[str, list[ModulePlan]] = {}
+    for module in result.modules:
+        if module.info.kind_of(module.name) in QUANTIZABLE_KINDS:
+            groups.setdefault(str(attrs.evolve(module.decision, name="")), []).append(module)
+    reasons = [f"{_names(group)}{said}" for said, group in groups.items()][: _LISTED_NAMES * 2]
     unmatched = [f"{entry.text!r} ({entry.path}) matches no module" for entry in result.unmatched]
     why = "\n".join(f"  {line}" for line in (*unmatched, *reasons))
     message = f"the request changes none of the {len(result.modules)} modules:\n{why}"
