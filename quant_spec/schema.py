@@ -13,6 +13,7 @@ import inspect
 import json
 import types
 import typing
+from collections import defaultdict
 from importlib import resources
 from typing import Final, Literal, cast
 
@@ -312,8 +313,14 @@ def explain(defects: list[Defect], document: object, cls: type) -> list[Defect]:
     if kind is None or sum(1 for _ in _limited(_size(document))) > MAX_EXPLAINED_NODES:
         return defects
     found = list(defects)
+    at: dict[str, list[int]] = defaultdict(list)
+    below: dict[str, list[int]] = defaultdict(list)
+    for index, each in enumerate(found):
+        at[each.path].append(index)
+        for path in _above(each.path):
+            below[path].append(index)
     for error in validate(document, kind):
-        related = [index for index, each in enumerate(found) if _related(each.path, error.path)]
+        related = [*at[error.path], *below[error.path], *(index for path in _above(error.path) for index in at[path])]
         if not related:
             found.append(error)
         for index in related:
@@ -329,6 +336,6 @@ def _limited(sizes: Iterator[int]) -> Iterator[int]:
         yield each
 
 
-def _related(one: str, other: str) -> bool:
-    short, long = sorted((one, other), key=len)
-    return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")
+def _above(path: str) -> list[str]:
+    """Return the JSON paths of what `path` lies in."""
+    return [path[:index] for index, character in enumerate(path) if character in ".["]

@@ -144,7 +144,9 @@ class ParserRegistry:
             from importlib.metadata import entry_points  # noqa: PLC0415  (22 ms, for an unknown word only)
 
             for entry in entry_points(group=ENTRY_POINT_GROUP):
-                entry.load()
+                parser_class = entry.load()
+                if entry.name not in self._parsers:  # a decorated class has registered itself
+                    self.register((entry.name,), parser_class())
 
     def find(self, method: str) -> QuantParser | None:
         """Return the parser of `method`, or None."""

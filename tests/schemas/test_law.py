@@ -28,7 +28,7 @@ def refusal(document: Json, kind: str) -> ConfigError | None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=600)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=120)
 @given(data=st.data())
 def test_schema_accepts_what_the_converter_accepts(kind: str, data: st.DataObject) -> None:
     document = data.draw(mutated(kind))
