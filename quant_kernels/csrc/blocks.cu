@@ -7,27 +7,26 @@
 namespace qk {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kBlockThreads = 256;
 constexpr int kSide = 128;
-constexpr int kLane = 8;
-constexpr int kLanesARow = kSide / kLane;             // 16
-constexpr int kRowsAPass = kThreads / kLanesARow;     // 16
+constexpr int kBlockLane = 8;
+constexpr int kLanesARow = kSide / kBlockLane;             // 16
+constexpr int kRowsAPass = kBlockThreads / kLanesARow;     // 16
 constexpr int kPasses = kSide / kRowsAPass;           // 8
 
 template <class Loader, bool measured>
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) blocks_kernel(QK_ARGUMENT WorkList list) {
+QK_DEVICE void tile_block(const WorkList& list) {
   using Values = typename Loader::Values;
-  QK_SHARED uint32_t shared[kThreads / 32];
-  QK_SHARED float shared_sums[2 * (kThreads / 32)];
+  QK_SHARED uint32_t shared[kBlockThreads / 32];
+  QK_SHARED float shared_sums[2 * (kBlockThreads / 32)];
   const int thread = thread_index();
   const int64_t tile = block_index();
   const Job& job = list.job;
   const Item& item = item_of_tile(list, tile);
   const int64_t across = (item.k + kSide - 1) / kSide, down = (item.n + kSide - 1) / kSide;
-  const int64_t local = tile - item.first_tile;
-  const int64_t tile_row = divide(local, across), column = local - tile_row * across;
-  const int64_t e = divide(tile_row, down), stripe = tile_row - e * down;
-  const int64_t k = column * kSide + thread % kLanesARow * kLane;
+  const MatrixTile at(item, tile, across * down);
+  const int64_t e = at.e, stripe = divide(at.index, across), column = at.index - stripe * across;
+  const int64_t k = column * kSide + thread % kLanesARow * kBlockLane;
 
   const auto load = [&](int pass) {
     const int64_t n = stripe * kSide + pass * kRowsAPass + thread / kLanesARow;
@@ -63,7 +62,7 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) blocks_kernel(QK_ARGUMENT WorkList lis
   }
   if (thread % 32 == 0) shared[thread / 32] = partial;
   barrier();
-  for (int i = 0; i < kThreads / 32; ++i) partial = Values::greater(partial, shared[i]);
+  for (int i = 0; i < kBlockThreads / 32; ++i) partial = Values::greater(partial, shared[i]);
   uint32_t amax = Values::amax_bits(partial);
   if (thread == 0 && item.bad != nullptr && amax >= kInfinity) atomic_add(item.bad, 1);
   if (job.target == kAmax) {
@@ -78,15 +77,15 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) blocks_kernel(QK_ARGUMENT WorkList lis
   const auto convert = [&](const Values& values, int pass) {
     const int64_t n = stripe * kSide + pass * kRowsAPass + thread / kLanesARow;
     if (n >= item.n || k >= item.k) return;
-    uint32_t codes[kLane / 4];
+    uint32_t codes[kBlockLane / 4];
     encode_divided(values, divider, false, codes);
     const int64_t left = item.k - k;
     uint8_t* address = job.layout == kCdna ? place<uint8_t>(item.data, e, 0, 0) + cdna_weight_offset(n, k, item.k)
                                            : place<uint8_t>(item.data, e, n, k);
-    store_codes(address, codes, !Loader::kCareful || (item.aligned && left >= kLane),
-                left < kLane ? static_cast<int>(left) : kLane);
+    store_codes(address, codes, !Loader::kCareful || (item.aligned && left >= kBlockLane),
+                left < kBlockLane ? static_cast<int>(left) : kBlockLane);
     if constexpr (measured) {
-      for (int j = 0; j < kLane; ++j) {
+      for (int j = 0; j < kBlockLane; ++j) {
         if (j < left) sums.add(values.value(j), decode_e4m3((codes[j / 4] >> (j % 4 * 8)) & 0xffu) * scale);
       }
     }
@@ -107,10 +106,15 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) blocks_kernel(QK_ARGUMENT WorkList lis
     barrier();
     if (thread < 2) {
       double total = 0;
-      for (int i = 0; i < kThreads / 32; ++i) total += static_cast<double>(shared_sums[2 * i + thread]);
-      item.sums[2 * local + thread] = total;
+      for (int i = 0; i < kBlockThreads / 32; ++i) total += static_cast<double>(shared_sums[2 * i + thread]);
+      item.sums[2 * (tile - item.first_tile) + thread] = total;
     }
   }
+}
+
+template <class Loader, bool measured>
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kBlockThreads) blocks_kernel(QK_ARGUMENT WorkList list) {
+  tile_block<Loader, measured>(list);
 }
 
 }  // namespace
@@ -122,8 +126,8 @@ const char* launch_blocks(WorkList& list, int64_t stream) {
       list, [](const Item& item) { return item.e * ceil_div(item.n, kSide) * ceil_div(item.k, kSide); });
   return with_loader<GroupLanes>(list, [&](auto loader) -> const char* {
     using Loader = decltype(loader);
-    return list.items[0].sums != nullptr ? start(blocks_kernel<Loader, true>, tiles, kThreads, list, stream)
-                                         : start(blocks_kernel<Loader, false>, tiles, kThreads, list, stream);
+    return list.items[0].sums != nullptr ? start(blocks_kernel<Loader, true>, tiles, kBlockThreads, list, stream)
+                                         : start(blocks_kernel<Loader, false>, tiles, kBlockThreads, list, stream);
   });
 }
 

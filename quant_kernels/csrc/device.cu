@@ -17,15 +17,22 @@ bool aligned_view(const View& view, int64_t element, int64_t bytes) {
          multiple(view.stride_n * element, bytes);
 }
 
+// The shift that divides positions up to `reach` by a block's side; -1 if there is none.
+int32_t block_shift(int64_t side, int64_t reach) {
+  if (side >= reach) return 62;
+  int32_t shift = 0;
+  while ((int64_t{1} << shift) < side) ++shift;
+  return (int64_t{1} << shift) == side ? shift : -1;
+}
+
 // Whether whole packs of every kernel can be loaded and stored at once: 16 bytes of a source, a pack of codes.
 bool aligned(const Job& job, const Item& item) {
   const int64_t source_bytes = job.element == kE2m1 ? 8 : 16;
   if (!aligned_view(item.source, element_bytes(job.element), source_bytes)) return false;
   if (item.source.stride_k != 1 && item.k > 1) return false;
   if (job.encoded) {
-    const bool one_scale_a_pack = multiple(item.block_cols, 16) && multiple(item.offset_cols, 16);
-    const bool one_scale_a_row = item.block_cols >= item.k + item.offset_cols;
-    if (!one_scale_a_pack && !one_scale_a_row) return false;
+    if (item.row_shift < 0 || item.col_shift < 0) return false;
+    if (item.col_shift < 62 && (item.col_shift < 4 || !multiple(item.offset_cols, 16))) return false;
   }
   if (item.data.data == nullptr) return true;
   if (job.target == kDense) return aligned_view(item.data, element_bytes(job.through), 16);
@@ -99,6 +106,8 @@ const char* convert_on_device(const Job& job, const Item* items, int count, int6
       Item& item = list.items[i] = items[first + i];
       join_matrices(job, item);
       join_rows(job, item);
+      item.row_shift = block_shift(item.block_rows, item.n + item.offset_rows);
+      item.col_shift = block_shift(item.block_cols, item.k + item.offset_cols);
       item.aligned = aligned(job, item);
     }
     if (const char* error = launch(list, stream)) return error;

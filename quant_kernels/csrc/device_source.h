@@ -19,20 +19,22 @@ QK_DEVICE T* place(const View& view, int64_t e, int64_t n, int64_t k) {
   return static_cast<T*>(view.data) + e * view.stride_e + n * view.stride_n + k * view.stride_k;
 }
 
-// Row of a stack and the matrix that it is in.
-struct Row {
-  int64_t e, n;
-};
-
-QK_DEVICE Row row_of(const Item& item, int64_t row) {
-  if (item.e == 1) return Row{0, row};
-  if (((row | item.n) >> 32) == 0) {
-    const uint32_t e = static_cast<uint32_t>(row) / static_cast<uint32_t>(item.n);
-    return Row{static_cast<int64_t>(e), row - static_cast<int64_t>(e) * item.n};
-  }
-  const int64_t e = row / item.n;
-  return Row{e, row - e * item.n};
+// Quotient of two sizes that nearly always fit 32 bits.
+QK_DEVICE int64_t divide(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+  return a / b;
 }
+
+// A tile's matrix, and its number within that matrix: tiles never span two matrices, so that only whole blocks divide.
+struct MatrixTile {
+  int64_t e, index;
+
+  QK_DEVICE_MEMBER MatrixTile(const Item& item, int64_t tile, int64_t tiles_a_matrix) {
+    const int64_t local = tile - item.first_tile;
+    e = item.e == 1 ? 0 : divide(local, tiles_a_matrix);
+    index = local - e * tiles_a_matrix;
+  }
+};
 
 // ---- plain sources ----------------------------------------------------------------------------------------------
 
@@ -72,21 +74,15 @@ QK_DEVICE float source_scale(const Job& job, const Item& item, int64_t e, int64_
   return item.bad != nullptr && scale < 0.0f ? float_of(kQuietNan) : scale;
 }
 
-// Quotient of two sizes that nearly always fit 32 bits.
-QK_DEVICE int64_t divide(int64_t a, int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
-  return a / b;
+// Scale of element (n, k), for blocks of any size.
+QK_DEVICE float scale_at(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+  return source_scale(job, item, e, divide(n + item.offset_rows, item.block_rows),
+                      divide(k + item.offset_cols, item.block_cols));
 }
 
-// Scale of element (n, k). Blocks of 128 or 32 columns, the usual ones, are a shift.
-QK_DEVICE float scale_at(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
-  const int64_t row = item.block_rows == 1     ? n + item.offset_rows
-                      : item.block_rows == 128 ? (n + item.offset_rows) >> 7
-                                               : divide(n + item.offset_rows, item.block_rows);
-  const int64_t column = item.block_cols == 128  ? (k + item.offset_cols) >> 7
-                         : item.block_cols == 32 ? (k + item.offset_cols) >> 5
-                                                 : divide(k + item.offset_cols, item.block_cols);
-  return source_scale(job, item, e, row, column);
+// The same for an aligned item.
+QK_DEVICE float scale_of_pack(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+  return source_scale(job, item, e, (n + item.offset_rows) >> item.row_shift, (k + item.offset_cols) >> item.col_shift);
 }
 
 QK_DEVICE float decode_code(Element element, uint32_t code) {
@@ -109,7 +105,7 @@ QK_DEVICE void decode_aligned(const Job& job, const Item& item, Element element,
     const Words4 four = load_once<Words4>(codes + k);
     for (int i = 0; i < 4; ++i) words[i] = four.w[i];
   }
-  const float scale = scale_at(job, item, e, n, k);
+  const float scale = scale_of_pack(job, item, e, n, k);
   if (element == kE4m3) {
     for (int i = 0; i < lane / 4; ++i) unpack_e4m3(words[i], decoded + 4 * i);
   } else if (element == kE2m1) {
@@ -244,11 +240,12 @@ struct Divider {
   }
 
   QK_DEVICE_MEMBER float divide(float value) const {
-    const float dividend = value * factor;
-    const float quotient = dividend * inverse;
+    const float dividend = float_of(bits_of(value) & kMagnitude) * factor;
+    // Far beyond every code the quotient itself is of no interest, and its overflow would spoil the remainder.
+    const float quotient = __builtin_fminf(dividend * inverse, 1024.0f);
     const float remainder = LaneSums::fused(-quotient, scale, dividend);
     const float corrected = LaneSums::fused(remainder, inverse, quotient);
-    // The correction of -0 is +0.
+    // The sign is put back last: the correction of -0 would be +0.
     return float_of((bits_of(corrected) & kMagnitude) | (bits_of(value) & ~kMagnitude));
   }
 };

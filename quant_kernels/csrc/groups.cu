@@ -29,21 +29,21 @@ QK_DEVICE void encode_group(const Values& values, uint32_t scale_code, float ste
 }
 
 template <Target target>
-QK_DEVICE void store_group_codes(const Job& job, const Item& item, const Spot& at,
+QK_DEVICE void store_group_codes(const Job& job, const Item& item, int64_t e, const Spot& at,
                                  const uint32_t (&codes)[kCodeWords<target>], bool whole) {
   constexpr int kPerByte = target == kMxfp8 ? 1 : 2;
   uint8_t* address;
   if (job.layout == kCdna) {
-    address = place<uint8_t>(item.data, at.e, 0, 0) + cdna_weight_offset(at.n, at.k / kPerByte, item.k / kPerByte);
+    address = place<uint8_t>(item.data, e, 0, 0) + cdna_weight_offset(at.n, at.k / kPerByte, item.k / kPerByte);
   } else {
-    address = place<uint8_t>(item.data, at.e, at.n, at.k / kPerByte);
+    address = place<uint8_t>(item.data, e, at.n, at.k / kPerByte);
   }
   store_codes(address, codes, whole, kTileLane / kPerByte);
 }
 
 // `target` kAmax: groups of `group`, maxima alone.
 template <class Loader, Target target, int group, bool measured>
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList list) {
+QK_DEVICE void groups_block(const WorkList& list) {
   using Values = typename Loader::Values;
   constexpr int kSharers = group / kTileLane;
   const int64_t tile = block_index();
@@ -62,32 +62,32 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList
     if (!at.live) return;
     const bool first = thread_index() % kSharers == 0;
     const int64_t column = at.k / group;
-    if (first) check_amax(item, amax, at.row);
+    if (first) check_amax(item, amax, (start.e * item.n + at.n));
     if constexpr (target == kAmax) {
-      if (first) *place<uint32_t>(item.scale, at.e, at.n, column) = amax > kInfinity ? kQuietNan : amax;
+      if (first) *place<uint32_t>(item.scale, start.e, at.n, column) = amax > kInfinity ? kQuietNan : amax;
       return;
     } else {
       uint32_t scale_code;
       float step = 0.0f;
       if constexpr (target == kNvfp4) {
-        const float second = nvfp4_second_scale(given_amax(item, at.e, 0, 0));
+        const float second = nvfp4_second_scale(given_amax(item, start.e, 0, 0));
         scale_code = nvfp4_scale(amax, second);
         step = decode_e4m3(scale_code) * second;
-        if (at.n == 0 && at.k == 0) *place<float>(item.second, at.e, 0, 0) = second;
+        if (at.n == 0 && at.k == 0) *place<float>(item.second, start.e, 0, 0) = second;
       } else {
-        if (item.amax.data != nullptr) amax = given_amax(item, at.e, at.n, column);
+        if (item.amax.data != nullptr) amax = given_amax(item, start.e, at.n, column);
         scale_code = e8m0_of_amax(amax, rounding, target == kMxfp4 ? 2u : 8u);
         if constexpr (measured) step = decode_e8m0(scale_code);
       }
       if (first) {
         uint8_t* address = job.layout == kCdna && target != kNvfp4
-                               ? place<uint8_t>(item.scale, at.e, 0, 0) + cdna_scale_offset(at.n, column, item.scale_k)
-                               : place<uint8_t>(item.scale, at.e, at.n, column);
+                               ? place<uint8_t>(item.scale, start.e, 0, 0) + cdna_scale_offset(at.n, column, item.scale_k)
+                               : place<uint8_t>(item.scale, start.e, at.n, column);
         *address = static_cast<uint8_t>(scale_code);
       }
       uint32_t codes[kCodeWords<target>];
       encode_group<target>(values, scale_code, step, codes);
-      store_group_codes<target>(job, item, at, codes, !Loader::kCareful || item.aligned);
+      store_group_codes<target>(job, item, start.e, at, codes, !Loader::kCareful || item.aligned);
       if constexpr (measured) {
         for (int j = 0; j < kTileLane; ++j) {
           const float decoded = target == kMxfp8 ? decode_e4m3((codes[j / 4 % kCodeWords<target>] >> (j % 4 * 8)) & 0xffu)
@@ -103,7 +103,7 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList
       const Spot at = start.spot(item, i);
       Values values;
       values.clear();
-      if (at.live) values = Loader::load(job, item, at.e, at.n, at.k);
+      if (at.live) values = Loader::load(job, item, start.e, at.n, at.k);
       convert(values, at);
     }
   } else {
@@ -112,7 +112,7 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList
     for (int i = 0; i < kTilePacks; ++i) {
       const Spot at = start.spot(item, i);
       held[i].clear();
-      if (at.live) held[i] = Loader::load(job, item, at.e, at.n, at.k);
+      if (at.live) held[i] = Loader::load(job, item, start.e, at.n, at.k);
     }
 #pragma unroll
     for (int i = 0; i < kTilePacks; ++i) convert(held[i], start.spot(item, i));
@@ -134,6 +134,11 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList
   }
 }
 
+template <class Loader, Target target, int group, bool measured>
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList list) {
+  groups_block<Loader, target, group, measured>(list);
+}
+
 }  // namespace
 
 #if defined(QK_LAUNCHERS)
@@ -143,7 +148,7 @@ namespace {
 template <class Loader, Target target, int group>
 const char* launch(WorkList& list, int64_t stream) {
   const int64_t tiles =
-      number_tiles(list, [](const Item& item) { return ceil_div(item.e * item.n * item.k, kTileElements); });
+      number_tiles(list, [](const Item& item) { return item.e * tiles_a_matrix(item); });
   if constexpr (target != kAmax) {
     if (list.items[0].sums != nullptr) {
       return qk::start(groups_kernel<Loader, target, group, true>, tiles, kTileThreads, list, stream);

@@ -33,7 +33,8 @@ struct Item {
   // GPU only:
   int64_t first_tile;  // tiles of the items before this one
   uint32_t row_magic;  // ceil(2^32 / packs in a row), or 0: divide
-  bool aligned;  // whole packs can be loaded and stored at once
+  int32_t row_shift, col_shift;  // of block_rows and block_cols, if `aligned`
+  bool aligned;  // whole packs can be loaded and stored at once, and lie under one scale that shifts find
 };
 
 // What is the same for all weights of a work list.

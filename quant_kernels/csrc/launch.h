@@ -4,8 +4,8 @@
 #include "device.h"
 #include "device_source.h"
 
-// The launchers need a runtime: HIP without headers compiles device code alone.
-#if (defined(QK_CUDA) || defined(QK_HIP)) && !defined(QK_HIP_BARE)
+// The launchers need a runtime, or its emulation: HIP without headers compiles device code alone.
+#if ((defined(QK_CUDA) || defined(QK_HIP)) && !defined(QK_HIP_BARE)) || defined(QK_EMULATE)
 #define QK_LAUNCHERS 1
 #endif
 
@@ -66,6 +66,13 @@ const char* launch_padding(WorkList& list, int64_t stream);
 
 #if defined(QK_LAUNCHERS)
 
+#if defined(QK_EMULATE)
+
+// Run a kernel on the host; provided by the emulation.
+const char* start(void (*kernel)(WorkList), int64_t tiles, int threads, const WorkList& list, int64_t stream);
+
+#else
+
 #if defined(QK_CUDA)
 using Stream = cudaStream_t;
 #else
@@ -84,6 +91,8 @@ inline const char* start(void (*kernel)(WorkList), int64_t tiles, int threads, c
   return error == hipSuccess ? nullptr : hipGetErrorString(error);
 #endif
 }
+
+#endif
 
 #endif
 

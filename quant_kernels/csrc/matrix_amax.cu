@@ -5,26 +5,25 @@
 namespace qk {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kLane = 8;
+constexpr int kMatrixThreads = 256;
+constexpr int kMatrixLane = 8;
 constexpr int64_t kRowsATile = 8;
 
 // A tile is 8 rows of one matrix.
 template <class Loader>
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) matrix_amax_kernel(QK_ARGUMENT WorkList list) {
+QK_DEVICE void matrix_amax_block(const WorkList& list) {
   using Values = typename Loader::Values;
-  QK_SHARED uint32_t shared[kThreads / 32];
+  QK_SHARED uint32_t shared[kMatrixThreads / 32];
   const int thread = thread_index();
   const int64_t tile = block_index();
   const Job& job = list.job;
   const Item& item = item_of_tile(list, tile);
-  const int64_t tiles = (item.n + kRowsATile - 1) / kRowsATile;
-  const int64_t e = divide(tile - item.first_tile, tiles);
-  const int64_t first = (tile - item.first_tile - e * tiles) * kRowsATile;
+  const MatrixTile at(item, tile, (item.n + kRowsATile - 1) / kRowsATile);
+  const int64_t e = at.e, first = at.index * kRowsATile;
   uint32_t partial = 0;
   for (int64_t n = first; n < item.n && n < first + kRowsATile; ++n) {
 #pragma unroll 4
-    for (int64_t k = static_cast<int64_t>(thread) * kLane; k < item.k; k += kThreads * kLane) {
+    for (int64_t k = static_cast<int64_t>(thread) * kMatrixLane; k < item.k; k += kMatrixThreads * kMatrixLane) {
       partial = Values::greater(partial, Loader::load(job, item, e, n, k).partial_amax());
     }
   }
@@ -34,25 +33,30 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) matrix_amax_kernel(QK_ARGUMENT WorkLis
   if (thread % 32 == 0) shared[thread / 32] = partial;
   barrier();
   if (thread != 0) return;
-  for (int i = 1; i < kThreads / 32; ++i) partial = Values::greater(partial, shared[i]);
+  for (int i = 1; i < kMatrixThreads / 32; ++i) partial = Values::greater(partial, shared[i]);
   const uint32_t amax = Values::amax_bits(partial);
   atomic_max(place<uint32_t>(item.scale, e, 0, 0), amax > kInfinity ? kQuietNan : amax);
 }
 
+template <class Loader>
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kMatrixThreads) matrix_amax_kernel(QK_ARGUMENT WorkList list) {
+  matrix_amax_block<Loader>(list);
+}
+
 // One thread a matrix: cheap beside the pass over the matrices themselves, and any strides will do.
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) zero_kernel(QK_ARGUMENT WorkList list) {
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kMatrixThreads) zero_kernel(QK_ARGUMENT WorkList list) {
   const int64_t tile = block_index();
   const Item& item = item_of_tile(list, tile);
-  const int64_t e = (tile - item.first_tile) * kThreads + thread_index();
+  const int64_t e = (tile - item.first_tile) * kMatrixThreads + thread_index();
   if (e < item.e) *place<uint32_t>(item.scale, e, 0, 0) = 0;
 }
 
 // Scales of rows and groups that only pad the CDNA order.
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) padding_kernel(QK_ARGUMENT WorkList list) {
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kMatrixThreads) padding_kernel(QK_ARGUMENT WorkList list) {
   const int64_t tile = block_index();
   const Item& item = item_of_tile(list, tile);
   const int64_t size = item.scale_n * item.scale_k / 4;
-  const int64_t index = (tile - item.first_tile) * kThreads + thread_index();
+  const int64_t index = (tile - item.first_tile) * kMatrixThreads + thread_index();
   const int64_t e = divide(index, size);
   if (e < item.e) {
     *reinterpret_cast<uint32_t*>(place<uint8_t>(item.scale, e, 0, 0) + 4 * (index - e * size)) = 0x7f7f7f7fu;
@@ -64,18 +68,18 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) padding_kernel(QK_ARGUMENT WorkList li
 #if defined(QK_LAUNCHERS)
 
 const char* launch_tensor_amax(WorkList& list, int64_t stream) {
-  int64_t tiles = number_tiles(list, [](const Item& item) { return ceil_div(item.e, kThreads); });
-  if (const char* error = start(zero_kernel, tiles, kThreads, list, stream)) return error;
+  int64_t tiles = number_tiles(list, [](const Item& item) { return ceil_div(item.e, kMatrixThreads); });
+  if (const char* error = start(zero_kernel, tiles, kMatrixThreads, list, stream)) return error;
   tiles = number_tiles(list, [](const Item& item) { return item.e * ceil_div(item.n, kRowsATile); });
   return with_loader<GroupLanes>(list, [&](auto loader) -> const char* {
-    return start(matrix_amax_kernel<decltype(loader)>, tiles, kThreads, list, stream);
+    return start(matrix_amax_kernel<decltype(loader)>, tiles, kMatrixThreads, list, stream);
   });
 }
 
 const char* launch_padding(WorkList& list, int64_t stream) {
   const int64_t tiles = number_tiles(
-      list, [](const Item& item) { return ceil_div(item.e * item.scale_n * item.scale_k / 4, kThreads); });
-  return start(padding_kernel, tiles, kThreads, list, stream);
+      list, [](const Item& item) { return ceil_div(item.e * item.scale_n * item.scale_k / 4, kMatrixThreads); });
+  return start(padding_kernel, tiles, kMatrixThreads, list, stream);
 }
 
 #endif

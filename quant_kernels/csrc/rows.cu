@@ -8,7 +8,7 @@
 namespace qk {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kRowThreads = 256;
 
 #if defined(QK_HIP)
 template <class Loader>
@@ -44,21 +44,22 @@ QK_DEVICE void add_errors(LaneSums& sums, const Values& values, const uint32_t (
 
 // `packs` > 0: a row is at most threads * packs packs and stays in registers; 0: it is read twice, whatever its length.
 template <class Loader, int threads, int packs, bool measured>
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) rows_kernel(QK_ARGUMENT WorkList list) {
+QK_DEVICE void rows_block(const WorkList& list) {
   using Values = typename Loader::Values;
-  constexpr int kRows = kThreads / threads;
+  constexpr int kRows = kRowThreads / threads;
   constexpr int kShuffled = threads < 32 ? threads : 32;
   constexpr int kHeld = packs > 0 ? packs : 1;
-  QK_SHARED uint32_t shared[kThreads / 32];
-  QK_SHARED float shared_sums[2 * (kThreads / 32)];
+  QK_SHARED uint32_t shared[kRowThreads / 32];
+  QK_SHARED float shared_sums[2 * (kRowThreads / 32)];
 
   const int thread = thread_index(), lane = thread % threads;
   const int64_t tile = block_index();
   const Job& job = list.job;
   const Item& item = item_of_tile(list, tile);
-  const int64_t row = (tile - item.first_tile) * kRows + thread / threads;
-  const bool live = row < item.e * item.n;
-  const Row at = live ? row_of(item, row) : Row{0, 0};
+  const MatrixTile at(item, tile, (item.n + kRows - 1) / kRows);
+  const int64_t n = at.index * kRows + thread / threads;
+  const int64_t row = at.e * item.n + n;
+  const bool live = n < item.n;
 
   Values held[kHeld];
   uint32_t partial = 0;
@@ -67,7 +68,7 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) rows_kernel(QK_ARGUMENT WorkList list)
     for (int i = 0; i < packs; ++i) {
       const int64_t k = static_cast<int64_t>(i * threads + lane) * Loader::kLane;
       if (live && k < item.k) {
-        held[i] = Loader::load(job, item, at.e, at.n, k);
+        held[i] = Loader::load(job, item, at.e, n, k);
       } else {
         held[i].clear();
       }
@@ -76,7 +77,7 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) rows_kernel(QK_ARGUMENT WorkList list)
     for (int i = 0; i < packs; ++i) partial = Values::greater(partial, held[i].partial_amax());
   } else if (live) {
     for (int64_t k = static_cast<int64_t>(lane) * Loader::kLane; k < item.k; k += threads * Loader::kLane) {
-      partial = Values::greater(partial, Loader::load(job, item, at.e, at.n, k).partial_amax());
+      partial = Values::greater(partial, Loader::load(job, item, at.e, n, k).partial_amax());
     }
   }
 #pragma unroll
@@ -92,13 +93,13 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) rows_kernel(QK_ARGUMENT WorkList list)
   uint32_t amax = Values::amax_bits(partial);
   if (live && lane == 0) {
     check_amax(item, amax, row);
-    if (job.target == kAmax) *place<uint32_t>(item.scale, at.e, at.n, 0) = amax > kInfinity ? kQuietNan : amax;
+    if (job.target == kAmax) *place<uint32_t>(item.scale, at.e, n, 0) = amax > kInfinity ? kQuietNan : amax;
   }
   if (job.target == kAmax) return;
-  if (live && item.amax.data != nullptr) amax = given_amax(item, at.e, at.n, 0);
+  if (live && item.amax.data != nullptr) amax = given_amax(item, at.e, n, 0);
   const bool fnuz = kFnuz<Loader> && job.fnuz;
   const float scale = fp32_scale(amax, fnuz ? kE4m3FnuzMax : kE4m3Max);
-  if (live && lane == 0) *place<float>(item.scale, at.e, at.n, 0) = scale;
+  if (live && lane == 0) *place<float>(item.scale, at.e, n, 0) = scale;
   const Divider divider(scale);
   LaneSums sums;
   uint32_t codes[Loader::kLane / 4];
@@ -108,15 +109,15 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) rows_kernel(QK_ARGUMENT WorkList list)
       const int64_t k = static_cast<int64_t>(i * threads + lane) * Loader::kLane;
       if (live && k < item.k) {
         encode_divided(held[i], divider, fnuz, codes);
-        store_row_codes<Loader>(job, item, at.e, at.n, k, codes);
+        store_row_codes<Loader>(job, item, at.e, n, k, codes);
         if constexpr (measured) add_errors(sums, held[i], codes, scale, fnuz);
       }
     }
   } else if (live) {
     for (int64_t k = static_cast<int64_t>(lane) * Loader::kLane; k < item.k; k += threads * Loader::kLane) {
-      held[0] = Loader::load(job, item, at.e, at.n, k);
+      held[0] = Loader::load(job, item, at.e, n, k);
       encode_divided(held[0], divider, fnuz, codes);
-      store_row_codes<Loader>(job, item, at.e, at.n, k, codes);
+      store_row_codes<Loader>(job, item, at.e, n, k, codes);
       if constexpr (measured) add_errors(sums, held[0], codes, scale, fnuz);
     }
   }
@@ -143,6 +144,11 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kThreads) rows_kernel(QK_ARGUMENT WorkList list)
   }
 }
 
+template <class Loader, int threads, int packs, bool measured>
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kRowThreads) rows_kernel(QK_ARGUMENT WorkList list) {
+  rows_block<Loader, threads, packs, measured>(list);
+}
+
 }  // namespace
 
 #if defined(QK_LAUNCHERS)
@@ -151,11 +157,11 @@ namespace {
 
 template <class Loader, int threads, int packs>
 const char* launch(WorkList& list, int64_t stream) {
-  constexpr int64_t kRows = kThreads / threads;
-  const int64_t tiles = number_tiles(list, [](const Item& item) { return ceil_div(item.e * item.n, kRows); });
+  constexpr int64_t kRows = kRowThreads / threads;
+  const int64_t tiles = number_tiles(list, [](const Item& item) { return item.e * ceil_div(item.n, kRows); });
   const bool measured = list.items[0].sums != nullptr;
-  return measured ? start(rows_kernel<Loader, threads, packs, true>, tiles, kThreads, list, stream)
-                  : start(rows_kernel<Loader, threads, packs, false>, tiles, kThreads, list, stream);
+  return measured ? start(rows_kernel<Loader, threads, packs, true>, tiles, kRowThreads, list, stream)
+                  : start(rows_kernel<Loader, threads, packs, false>, tiles, kRowThreads, list, stream);
 }
 
 // The narrowest shape that holds the longest row of the list.

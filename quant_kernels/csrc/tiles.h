@@ -11,47 +11,39 @@ constexpr int kTileLane = 8;
 constexpr int kTilePacks = 4;  // packs of a lane: independent loads in flight
 constexpr int64_t kTileElements = int64_t{kTileThreads} * kTileLane * kTilePacks;
 
-// A pack's place.
+QK_FN int64_t tiles_a_matrix(const Item& item) { return (item.n * item.k + kTileElements - 1) / kTileElements; }
+
+// A pack's place in its matrix.
 struct Spot {
-  int64_t e, n, k, row;
+  int64_t n, k;
   bool live;
 };
 
-// Where the tiles of an item stand: the row and pack at which this block's tile begins.
+// A block's tile: its matrix, and the row and pack of that matrix at which it begins.
 struct TileStart {
-  int64_t row, pack;
+  int64_t e, row, pack;
   uint32_t packs_a_row;
+  bool one_row;
 
   QK_DEVICE_MEMBER TileStart(const Item& item, int64_t tile) {
-    const int64_t first = (tile - item.first_tile) * (kTileElements / kTileLane);
+    const MatrixTile at(item, tile, tiles_a_matrix(item));
+    const int64_t first = at.index * (kTileElements / kTileLane);
+    e = at.e;
+    one_row = item.n == 1;
     packs_a_row = static_cast<uint32_t>(item.k / kTileLane);
-    if (item.n == 1 && item.e == 1) {
-      row = 0;
-      pack = first;
-    } else {
-      row = divide(first, packs_a_row);
-      pack = first - row * packs_a_row;
-    }
+    row = one_row ? 0 : divide(first, packs_a_row);
+    pack = one_row ? first : first - row * packs_a_row;
   }
 
   // The lane's pack number `index` of the tile.
   QK_DEVICE_MEMBER Spot spot(const Item& item, int index) const {
-    Spot at;
     const int64_t local = pack + index * kTileThreads + thread_index();
-    if (item.n == 1 && item.e == 1) {
-      at = Spot{0, 0, local * kTileLane, 0, local * kTileLane < item.k};
-      return at;
-    }
+    if (one_row) return Spot{0, local * kTileLane, local * kTileLane < item.k};
     const uint32_t down = item.row_magic != 0
                               ? static_cast<uint32_t>((static_cast<uint64_t>(local) * item.row_magic) >> 32)
                               : static_cast<uint32_t>(local) / packs_a_row;
-    at.row = row + down;
-    at.k = (local - static_cast<int64_t>(down) * packs_a_row) * kTileLane;
-    at.live = at.row < item.e * item.n;
-    const Row found = row_of(item, at.live ? at.row : 0);
-    at.e = found.e;
-    at.n = found.n;
-    return at;
+    const int64_t n = row + down;
+    return Spot{n, (local - static_cast<int64_t>(down) * packs_a_row) * kTileLane, n < item.n};
   }
 };
 

@@ -21,8 +21,8 @@ int cpu_level(int limit) {
   return found < limit ? found : limit;
 }
 
-CpuRange cpu_kernels(int level) {
-#if defined(__x86_64__)
+CpuRange cpu_kernels([[maybe_unused]] int level) {
+#if defined(__x86_64__) && !defined(QK_EMULATE)
   if (level == 2) return avx512::convert_range;
   if (level == 1) return avx2::convert_range;
 #endif
