@@ -6,7 +6,9 @@ self-test of the kernels failed; 130 interrupted.
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -192,6 +194,10 @@ def kernels(
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A terminal or file that knows ASCII alone gets escapes in place of an error.
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 

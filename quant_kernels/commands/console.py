@@ -122,6 +122,9 @@ def read_request(given: str, option: str) -> object:
         QuantSpecError: it is neither JSON nor a file.
     """
     if given == STDIN:
+        if sys.stdin is None:
+            message = f"{option}: standard input is closed"
+            raise QuantSpecError(message)
         return load_json(sys.stdin.buffer.read(), "<stdin>")
     text = given.strip()
     if text.startswith(_JSON_STARTS) or text in _WORDS:

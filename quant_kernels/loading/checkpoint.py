@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import defaultdict
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from quant_kernels.loading.shard_layout import ShardLayout
 
+_log = logging.getLogger("quant_kernels")
 VERSIONED: Final = ("quant-spec", "torch", "safetensors")
 """Packages whose versions the report gives."""
 
@@ -167,7 +169,11 @@ def carry_out(
         digest=surveyed.config.digest(),
         output=str(target),
     )
-    return attrs.evolve(report, saved_to=report.write(report_dir)) if write_report else report
+    if write_report:
+        report = attrs.evolve(report, saved_to=report.write(report_dir))
+    for line in report.log_lines():
+        _log.info("%s", line)
+    return report
 
 
 def _run(job: Job, written: OutputFolder, progress: Progress, *, measure: bool) -> dict[str, Converted]:

@@ -80,9 +80,15 @@ def target_format(module: ModulePlan) -> QuantFormat:
     """Return the format that a changed module is converted to.
 
     Raises:
-        PlanError: no conversion to it exists.
+        PlanError: no conversion to it exists, or its activation needs a stored scale.
     """
     key = module.decision.config.weight_key
+    activation = module.decision.config.activation_key
+    if activation is not None and activation.scale.dynamic is False:
+        message = (
+            f"{module.name}: activation {activation}: its scale would have to be stored, and weights do not tell it"
+        )
+        raise PlanError(message)
     found = None if key is None else format_of_key(key)
     if found is None or found.reference is None:
         message = f"{module.name}: no conversion to {key} exists"

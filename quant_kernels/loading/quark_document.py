@@ -136,9 +136,6 @@ def _layer(config: LayerQuantConfig, rounded: Mapping[str, str]) -> dict[str, ob
     if weight is None:
         message = f"{config}: a layer entry needs a weight format"
         raise PlanError(message)
-    if activation is not None and activation.scale.dynamic is False:
-        message = f"activation {activation}: its scale would have to be stored, and a weight does not tell it"
-        raise PlanError(message)
     return {
         "weight": tensor_spec(weight, rounded.get(str(weight))),
         "input_tensors": None if activation is None else tensor_spec(activation),
@@ -152,7 +149,7 @@ def tensor_spec(key: QuantKey, scale_rounding: str | None = None) -> dict[str, o
     """Return Quark's description of a tensor's format; a list of two stages for formats with a second scale.
 
     Args:
-        key: a weight's key, or a dynamic activation's.
+        key: a weight's or an activation's key.
         scale_rounding: how power-of-two scales were rounded; None: `even`.
 
     Raises:

@@ -326,6 +326,83 @@ def test_block_fp8_source_equals_dequantize_then_quantize(
     assert {layer.source for layer in report.layers} == {"fp8_e4m3/block_128x128"}
 
 
+def per_channel_document(activation: dict[str, object]) -> dict[str, object]:
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {**weights, **activation}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def test_compressed_tensors_source(
+    write: Writer, run: Callable[..., QuantReport], tmp_path: Path, models: Models
+) -> None:
+    source = models["llama"]()
+    plain = {}
+    for name in [name for name in source if ".self_attn." in name or ".mlp." in name]:
+        data, scale, _ = quantize_ptpc_fp8(source[name])
+        source[name], source[f"{name}_scale"] = data, scale.bfloat16()
+        plain[name] = (data.float() * scale.bfloat16().float()).bfloat16()
+    document = per_channel_document({"strategy": "token", "dynamic": True})
+    run(write(source, quantization_config=document), {"layer_quant_config": {"*.mlp.*": "mxfp4"}})
+    stored, config = tensors_of(tmp_path / "out"), config_of(tmp_path / "out")
+    for name, weight in plain.items():
+        key = str(config.resolve(name.removesuffix(".weight")).weight_key)
+        if ".mlp." in name:
+            data, scale, _ = quantize_mxfp4(weight)
+            assert key == "mxfp4"
+            assert same_bytes(stored[name], data)
+            assert same_bytes(stored[f"{name}_scale"], scale)
+        else:
+            assert key == "fp8_e4m3/per_channel"
+            assert same_bytes(stored[name], source[name])
+            assert stored[f"{name}_scale"].shape == weight.shape[:1]
+            assert same_bytes(stored[f"{name}_scale"], source[f"{name}_scale"])
+
+
+def test_stored_activation_scales_go_with_what_is_kept(
+    write: Writer, run: Callable[..., QuantReport], tmp_path: Path, models: Models
+) -> None:
+    source = models["llama"]()
+    for name in [name for name in source if ".self_attn." in name or ".mlp." in name]:
+        scale = source[name].abs().amax().float() / 448
+        source[f"{name}_scale"] = scale
+        source[name] = (source[name].float() / scale).to(torch.float8_e4m3fn)
+        source[name.replace(".weight", ".input_scale")] = torch.tensor(0.5)
+    document = {"quant_method": "fp8", "activation_scheme": "static"}
+    run(write(source, quantization_config=document), {"layer_quant_config": {"*.mlp.*": "mxfp4"}})
+    stored, config = tensors_of(tmp_path / "out"), config_of(tmp_path / "out")
+    assert "model.layers.0.mlp.up_proj.input_scale" not in stored
+    assert "model.layers.0.self_attn.q_proj.input_scale" in stored
+    assert str(config.resolve("model.layers.0.self_attn.q_proj").activation_key) == "fp8_e4m3/per_tensor:static"
+    name = "model.layers.0.mlp.up_proj.weight"
+    data, scale, _ = quantize_mxfp4((source[name].float() * source[f"{name}_scale"]).bfloat16())
+    assert same_bytes(stored[name], data)
+    assert same_bytes(stored[f"{name}_scale"], scale)
+
+
+def test_static_activation_cannot_be_asked_for(
+    llama_dir: Path, run: Callable[..., QuantReport], tmp_path: Path
+) -> None:
+    request = {"targets": {"*.mlp.*": {"weight": "mxfp4", "activation": "fp8_per_tensor_static"}}}
+    with pytest.raises(PlanError, match="its scale would have to be stored"):
+        run(llama_dir, request)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_log_lines(llama_dir: Path, run: Callable[..., QuantReport], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "quant_kernels"):
+        report = run(llama_dir, RECIPE)
+    lines = [record.getMessage() for record in caplog.records if record.name == "quant_kernels"]
+    assert tuple(lines[-3:]) == report.log_lines()
+    assert lines[-3].endswith("seconds, 14 layers online-quantized")
+    assert "mlp.up_proj: 2 (from layer_quant_config: *.mlp.*, mxfp4)" in lines[-2]
+    assert lines[-1] == f"Online quantization info saved to {report.saved_to}"
+
+
 def test_quantized_source_that_config_json_hides_is_refused(write: Writer, run: Callable[..., QuantReport]) -> None:
     data, scale = block_scaled(torch.ones(128, 128))
     folder = write({"a.weight": data, "a.weight_scale_inv": scale})

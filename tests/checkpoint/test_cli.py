@@ -419,3 +419,9 @@ def test_escapes_in_names_do_not_reach_the_terminal(llama_dir: Path) -> None:
     result = process("explain", llama_dir, "\x1b[31mred")
     assert result.returncode == 1
     assert "\x1b" not in result.stderr
+
+
+def test_output_that_knows_ascii_alone(llama_dir: Path) -> None:
+    result = process("plan", llama_dir, REQUEST, RECIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0, result.stderr
+    assert "\\u2192 mxfp4" in result.stdout
