@@ -44,9 +44,9 @@ class Row(dict[str, "LayerQuantConfig | None"]):
     def __missing__(self, leaf: str) -> LayerQuantConfig | None:
         """Return the format of a module whose last segment is new here, and remember it."""
         found = self._rows.below(self.positions, leaf)
+        if len(self) >= MAX_IN_ROW:
+            self.clear()
         if len(leaf) <= MAX_KEY:
-            if len(self) >= MAX_IN_ROW:
-                self.clear()
             self[leaf] = found
         return found
 
@@ -76,7 +76,7 @@ class Rows(dict[str, Row]):
 
     def __missing__(self, path: str) -> Row:
         """Return the row of a path that is new."""
-        if not self._levels or path[:1] in {"", "."} or LINE_BREAK in path:
+        if not self._levels or path[:1] in {"", "."} or len(path) > MAX_KEY or LINE_BREAK in path:
             return self._unknown
         missing = [path]
         above = path.rpartition(".")[0]
@@ -90,10 +90,9 @@ class Rows(dict[str, Row]):
                 level.below(position, each) for level, position in zip(self._levels, positions, strict=True)
             )
             row = self._row(positions)
-            if len(each) <= MAX_KEY:
-                if len(self) >= MAX_ROWS:
-                    self.clear()
-                self[each] = row
+            if len(self) >= MAX_ROWS:
+                self.clear()
+            self[each] = row
         return row
 
     def _row(self, positions: tuple[Position, ...]) -> Row:
@@ -107,7 +106,7 @@ class Rows(dict[str, Row]):
     def below(self, positions: tuple[Position, ...], leaf: str) -> LayerQuantConfig | None:
         """Return the format of `leaf` below the path at `positions`, or None if more than these decides."""
         matcher = self._config.matcher
-        if not positions or not matcher.is_plain(leaf) or LINE_BREAK in leaf:
+        if not positions or len(leaf) > MAX_KEY or not matcher.is_plain(leaf) or LINE_BREAK in leaf:
             return None
         found = [level.leaf(position, leaf) for level, position in zip(self._levels, positions, strict=True)]
         try:
