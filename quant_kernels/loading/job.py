@@ -131,8 +131,14 @@ def prepare(survey: Survey, *, scale_rounding: str | None = None) -> Job:
     )
     rounded = {str(each.weight): scale_rounding or each.scale_roundings[0] for each in _rounded(targets)}
     entries = [entry.text for entry in survey.config.matcher.entries]
-    document = quark_config(stored, entries=entries, scale_roundings=rounded)
+    document = quark_config(stored, wanted=_global_format(survey), entries=entries, scale_roundings=rounded)
     return Job(survey, steps, layouts, document, scale_rounding)
+
+
+def _global_format(survey: Survey) -> LayerQuantConfig:
+    """Return the global format of the request, or of the checkpoint."""
+    config = survey.config.global_decision().config
+    return LayerQuantConfig(config.weight_key, config.activation_key)
 
 
 def _rounded(targets: Mapping[str, QuantFormat]) -> Iterator[QuantFormat]:

@@ -47,12 +47,17 @@ class StoredModule:
 
 
 def quark_config(
-    modules: Sequence[StoredModule], *, entries: Iterable[str] = (), scale_roundings: Mapping[str, str] | None = None
+    modules: Sequence[StoredModule],
+    *,
+    wanted: LayerQuantConfig | None = None,
+    entries: Iterable[str] = (),
+    scale_roundings: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Return the `quantization_config` that describes `modules`.
 
     Args:
         modules: every module that an engine may ask about.
+        wanted: the operator's global format; it becomes the document's if any module has it, else the commonest does.
         entries: globs to try first for modules that differ from the global format, such as the operator's own.
         scale_roundings: weight key's word -> how its power-of-two scales were rounded.
 
@@ -62,7 +67,7 @@ def quark_config(
     quantized = [module for module in modules if module.config.is_quantized]
     rounded = scale_roundings or {}
     counts = Counter(module.config for module in quantized)
-    most = counts.most_common(1)[0][0]
+    most = wanted if wanted is not None and wanted in counts else counts.most_common(1)[0][0]
     others = [module for module in quantized if module.config != most]
     globs = dict(_entries(others, modules, entries))
     document = _document(
