@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -22,6 +23,27 @@ from quant_spec.quant_key import QuantKey
 
 _NO_NAMES = NameRules()
 _NO_FACTS = ModelFacts()
+
+
+def _dumped(document: object) -> str:
+    """Return a document as JSON text.
+
+    Raises:
+        ConfigError: it holds what JSON cannot say.
+    """
+    try:
+        return json.dumps(document, ensure_ascii=True)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(Defect("$", f"holds what JSON cannot say: {error}")) from None
+
+
+@contextlib.contextmanager
+def _bounded_depth() -> Iterator[None]:
+    """Turn the end of the interpreter's stack into a refusal: no document that means something comes near it."""
+    try:
+        yield
+    except RecursionError:
+        raise ConfigError(Defect("$", "nested too deeply")) from None
 
 
 @attrs.frozen
@@ -58,6 +80,7 @@ class QuantizationConfig:
     # -- making -----------------------------------------------------------------------------------------------------
 
     @classmethod
+    @_bounded_depth()
     def from_dict(
         cls,
         quantization_config: Mapping[str, object] | None,
@@ -83,11 +106,12 @@ class QuantizationConfig:
             raise ConfigError(wrong_type("$", quantization_config, "object", "null"))
         method = detect_method(quantization_config, facts)
         if method is None:
-            return cls(source_dtype=facts.torch_dtype, names=names, document=json.dumps(quantization_config))
+            return cls(source_dtype=facts.torch_dtype, names=names, document=_dumped(quantization_config))
         parsed = get_parser(method).parse(quantization_config, facts)
         return cls._from_parsed(parsed, quantization_config, facts.torch_dtype, names)
 
     @classmethod
+    @_bounded_depth()
     def from_online(
         cls,
         request: object,
@@ -136,7 +160,7 @@ class QuantizationConfig:
             tensor_names=parsed.tensor_names,
             source_dtype=dtype,
             names=names,
-            document=json.dumps(document, ensure_ascii=True),
+            document=_dumped(document),
         )
 
     def remapped(

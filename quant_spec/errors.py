@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import reprlib
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -18,12 +19,27 @@ class QuantSpecError(Exception):
     """Base of every error that this library raises on purpose."""
 
 
+_BRIEF: Final = reprlib.Repr()
+_BRIEF.maxlevel = 6
+_BRIEF.maxdict = _BRIEF.maxlist = _BRIEF.maxtuple = 24
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 2 * _SHOWN_VALUE_LENGTH
+
+
 def shown(value: object) -> str:
-    """Return a short printable form of `value` for an error line (JSON-like, control characters escaped)."""
-    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
-    text = repr(value) if text is None else text
+    """Return a short printable form of `value` for an error line (JSON-like, control characters escaped).
+
+    Deep, long and large values are cut, in time bounded by what is shown.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > _SHOWN_VALUE_LENGTH * 3:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value) if isinstance(value, str) else _BRIEF.repr(value)
     text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= _SHOWN_VALUE_LENGTH else f"{text[:_SHOWN_VALUE_LENGTH]}… ({len(text)} characters)"
+    if len(text) <= _SHOWN_VALUE_LENGTH:
+        return text
+    length = f" ({len(text)} characters)" if isinstance(value, str) else ""
+    return f"{text[:_SHOWN_VALUE_LENGTH]}…{length}"
 
 
 def nearest(value: object, choices: Iterable[str]) -> str | None:

@@ -30,6 +30,16 @@ def test_values_are_shown_on_one_line(value: object, text: str) -> None:
     shown(value).encode()
 
 
+def test_values_without_end_are_cut() -> None:
+    deep: object = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "[[[[[[[...]]]]]]]"
+    assert shown(10**5000) == "an integer of 16610 bits"
+    assert len(shown({str(number): [number] * 50 for number in range(10**5)})) == 121
+    assert shown([1] * 30) == f"[{'1, ' * 24}...]"
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [("mxpf4", "mxfp4"), (" MXFP4 ", "mxfp4"), ("zzz", None), (5, None), ("m" * 200, None), ("PTPC-FP8", "Ptpc_Fp8")],
