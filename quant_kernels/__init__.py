@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from quant_kernels.loading.checkpoint import quantize_checkpoint as quantize_checkpoint
     from quant_kernels.loading.model import quantize_model as quantize_model
     from quant_kernels.loading.parallel import quantize_shard as quantize_shard
+    from quant_kernels.loading.streaming import OnlineQuantizer as OnlineQuantizer
     from quant_kernels.quantized import QuantizedTensor as QuantizedTensor
 
 _EXPORTS = {
+    "OnlineQuantizer": "quant_kernels.loading.streaming",
     "QuantizedTensor": "quant_kernels.quantized",
     "amax": "quant_kernels.conversion",
     "dequantize": "quant_kernels.conversion",

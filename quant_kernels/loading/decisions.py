@@ -168,7 +168,9 @@ def _info(view: LayerView, placement: LayerPlacement | None) -> ModuleInfo:
     shapes = tuple(dict.fromkeys(placement.whole_shapes)) if placement else view.shapes
     dtypes = {slot.tensor.dtype for slot in view.slots}
     stored = dtype_name(next(iter(dtypes))) if len(dtypes) == 1 else None
-    if len(dtypes) > 1 and all(is_plain(slot.tensor) for slot in view.slots):
+    if any(slot.tensor.device.type == "meta" for slot in view.slots):
+        stored = None  # what it will be loaded as, the config says
+    elif len(dtypes) > 1 and all(is_plain(slot.tensor) for slot in view.slots):
         stored = "float32"
     obstacle = view.obstacle
     wide = [slot.name for slot in view.slots if dtype_name(slot.tensor.dtype) == "float64"]

@@ -190,7 +190,7 @@ def ties_of(model: nn.Module, layers: Mapping[str, LayerView]) -> dict[str, set[
                 holders[id(parameter)].add(f"{prefix}.{attribute}")
     found: dict[str, set[str]] = defaultdict(set)
     for names in holders.values():
-        for each in names if len(names) > 1 else ():
+        for each in names & layers.keys() if len(names) > 1 else ():
             found[each] |= names - {each}
     return found
 

@@ -110,7 +110,9 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the bytes of every parameter and buffer, by name."""
     found = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
-        found[name] = tensor.detach().contiguous().view(torch.uint8).clone()
+        found[name] = (
+            (tensor.detach() if tensor.dim() else tensor.detach().reshape(1)).contiguous().view(torch.uint8).clone()
+        )
     return found
 
 

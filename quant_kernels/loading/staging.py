@@ -1,0 +1,179 @@
+"""Staging: how many bytes of incomplete layers may be held, and how they reach the device while it converts others."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from quant_spec import LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+DEFAULT_STAGING_BYTES: Final = 4 << 30
+"""Bytes of incomplete layers that are held at most, beside one layer."""
+CHUNK_BYTES: Final = 32 << 20
+"""Bytes of one pinned buffer; larger tensors pass through in pieces."""
+CHUNKS: Final = 4
+"""Pinned buffers; as many copies are on their way at a time."""
+
+
+class Budget:
+    """Counts the bytes that are held; those who bring more wait until conversions free some."""
+
+    def __init__(self, limit: int) -> None:
+        """Take the limit in bytes; one layer alone may exceed it."""
+        self.limit = limit
+        self.peak = 0
+        self._landing = 0
+        self._held: dict[str, int] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held now."""
+        return sum(self._held.values())
+
+    def take(self, layer: str, nbytes: int, *, can_free: Callable[[], bool], stopped: Callable[[], bool]) -> None:
+        """Count bytes of a layer; wait while they are too many and a conversion that will free some is due.
+
+        Args:
+            layer: its name.
+            nbytes: bytes that it is about to hold more.
+            can_free: tells whether a complete layer is being converted or waits for it.
+            stopped: tells whether the job has failed: then nobody waits.
+
+        Raises:
+            LoadError: they are too many and nothing will free any.
+        """
+        with self._changed:
+            while self._exceeds(layer, nbytes) and not stopped():
+                # What frees bytes does so before it stops being busy: look again before giving up.
+                if not self._landing and not can_free() and self._exceeds(layer, nbytes):
+                    raise LoadError(self._overflow(layer, nbytes))
+                self._changed.wait(0.05)
+            self._landing += 1
+            self._held[layer] = self._held.get(layer, 0) + nbytes
+            self.peak = max(self.peak, self.held)
+
+    def landed(self) -> None:
+        """Say that bytes that were taken are where they belong: whether they completed a layer can be told now."""
+        with self._changed:
+            self._landing -= 1
+            self._changed.notify_all()
+
+    def free(self, layer: str) -> None:
+        """Forget the bytes of a layer."""
+        with self._changed:
+            self._held.pop(layer, None)
+            self._changed.notify_all()
+
+    def _exceeds(self, layer: str, nbytes: int) -> bool:
+        return self.held + nbytes > self.limit and any(name != layer for name in self._held)
+
+    def _overflow(self, layer: str, nbytes: int) -> str:
+        largest = sorted(self._held.items(), key=lambda pair: -pair[1])[:4]
+        listed = ", ".join(f"{name} ({held:,} bytes)" for name, held in largest)
+        return (
+            f"{layer}: staging budget of {self.limit:,} bytes exceeded by its tensor of {nbytes:,} bytes:"
+            f" {len(self._held)} layers wait for more tensors or for their turn: {listed}; load the tensors of a layer"
+            " together, or raise staging_bytes"
+        )
+
+
+class HostStager:
+    """Weights stay in host memory: nothing is copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take the device on which the model lives."""
+        self.device = device
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the device."""
+        return tensor.to(self.device)
+
+    def before_conversion(self) -> None:
+        """Wait for nothing."""
+
+
+class PinnedStager:
+    """Copies tensors to a CUDA device through a few pinned buffers, on a stream of its own.
+
+    Loader threads copy into pinned memory and start the transfers; conversions run on another stream meanwhile, and
+    wait on the device for the transfers that were started before them.
+    """
+
+    def __init__(self, device: torch.device, *, chunk_bytes: int = CHUNK_BYTES, chunks: int = CHUNKS) -> None:
+        """Allocate the pinned buffers.
+
+        Args:
+            device: a CUDA device.
+            chunk_bytes: bytes of each.
+            chunks: how many.
+        """
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._chunk_bytes = chunk_bytes
+        self._free = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(chunks)]
+        self._flying: list[tuple[torch.cuda.Event, Tensor]] = []
+        self._available = threading.Condition()
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the device; its values are there for work that follows `before_conversion`."""
+        if tensor.device == self.device:
+            return tensor
+        with torch.cuda.stream(self._stream):
+            there = torch.empty_like(tensor, device=self.device, memory_format=torch.contiguous_format)
+        source = tensor.contiguous().view(-1).view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
+        target = there.view(-1).view(torch.uint8) if there.dim() else there.reshape(1).view(torch.uint8)
+        if tensor.is_pinned():
+            with torch.cuda.stream(self._stream):
+                target.copy_(source, non_blocking=True)
+                self._keep(tensor)
+            return there
+        for start in range(0, source.numel(), self._chunk_bytes):
+            stop = min(start + self._chunk_bytes, source.numel())
+            chunk = self._take()
+            chunk[: stop - start].copy_(source[start:stop])
+            with torch.cuda.stream(self._stream):
+                target[start:stop].copy_(chunk[: stop - start], non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(self._stream)
+            with self._available:
+                self._flying.append((event, chunk))
+                self._available.notify()
+        return there
+
+    def before_conversion(self) -> None:
+        """Make the current stream wait for every transfer that was started."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def _keep(self, tensor: Tensor) -> None:
+        """Hold a pinned tensor of the caller until its transfer has ended."""
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        with self._available:
+            self._flying.append((event, tensor))
+            self._available.notify()
+
+    def _take(self) -> Tensor:
+        """Return a pinned buffer that no transfer uses."""
+        while True:
+            with self._available:
+                if self._free:
+                    return self._free.pop()
+                while not self._flying:
+                    self._available.wait()
+                event, tensor = self._flying.pop(0)
+            event.synchronize()
+            if tensor.numel() == self._chunk_bytes and tensor.dtype is torch.uint8:
+                return tensor
+
+
+def new_stager(device: torch.device) -> HostStager | PinnedStager:
+    """Return what brings tensors to a device."""
+    return PinnedStager(device) if device.type == "cuda" else HostStager(device)
