@@ -36,7 +36,7 @@ def capabilities() -> dict[str, object]:
         "torch": torch.__version__,
         "library": str(path) if path is not None and load_library() else None,
         "cpu": cpu_isa(),
-        "cuda": native_on("cuda"),
+        "cuda": torch.cuda.is_available() and native_on("cuda"),
         "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "formats": sorted(TARGETS),
     }
