@@ -17,14 +17,13 @@ from cattrs import AttributeValidationNote, ClassValidationError, Converter, For
 from cattrs.gen import make_dict_structure_fn, override
 
 from quant_spec.errors import ConfigError, Defect, json_type, shown, unknown, wrong_type
-from quant_spec.rules import Rule, attempted, each_checked, rebased
+from quant_spec.rules import MOST_DEFECTS, Rule, attempted, each_checked, rebased, too_many
 from quant_spec.unset import UNSET, Unset
 
 Document = TypeVar("Document")
 Hook = Callable[[object, object], object]
 
 _UNSET_TYPE: Final = Literal[Unset.UNSET]
-_MOST_DEFECTS: Final = 1_000
 
 
 def structure(document: object, cls: type[Document], root: str = "$") -> Document:
@@ -43,9 +42,6 @@ def structure(document: object, cls: type[Document], root: str = "$") -> Documen
         return cast("Document", _hook(_hashable(cls))(document, cls))
     except ConfigError as error:
         defects = _with_schema(list(error.defects), document, cls)
-        more = len(defects) - _MOST_DEFECTS
-        if more > 0:
-            defects = [*defects[:_MOST_DEFECTS], Defect("$", f"and {more} more defects")]
         raise ConfigError([attrs.evolve(each, path=f"{root}{each.path[1:]}") for each in defects]) from None
 
 
@@ -189,12 +185,14 @@ def _table_hook(annotation: object) -> Hook:
 def _table_defects(value: Mapping[object, object], key_hook: Hook, inner: Hook) -> list[Defect]:
     """Return every defect of a refused table; that of a key comes before, and hides, those of its value."""
     found: list[Defect] = []
-    for key, each in value.items():
+    for index, (key, each) in enumerate(value.items()):
         error = attempted(lambda given: key_hook(given, None), key)
         if not isinstance(error, ConfigError):
             error = attempted(lambda given: inner(given, None), each)
         if isinstance(error, ConfigError):
             found += rebased(error, str(key))
+            if len(found) > MOST_DEFECTS:
+                return [*found, too_many("$", index)]
     return found
 
 

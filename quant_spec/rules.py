@@ -21,6 +21,9 @@ Schema: TypeAlias = "dict[str, object]"
 ENTRY_FORMAT: Final = "module-pattern"
 """`format` keyword of an entry."""
 
+MOST_DEFECTS: Final = 1_000
+"""Defects of one list or table; the rest of it is not looked at."""
+
 FORMAT_CHECKS: Final[dict[str, Callable[[str], object]]] = {}
 """`format` keyword -> the function that raises ConfigError for a string that the schema must refuse too."""
 
@@ -221,13 +224,24 @@ def each_checked(values: Iterable[object], check: Callable[[object], object]) ->
     Raises:
         ConfigError: it refuses some; the defects of all, each with its index.
     """
-    found = [attempted(check, each) for each in values]
-    defects = [
-        defect for index, each in enumerate(found) if isinstance(each, ConfigError) for defect in rebased(each, index)
-    ]
+    found: list[object] = []
+    defects: list[Defect] = []
+    for index, each in enumerate(values):
+        made = attempted(check, each)
+        if isinstance(made, ConfigError):
+            defects += rebased(made, index)
+            if len(defects) > MOST_DEFECTS:
+                defects.append(too_many("$", index))
+                break
+        found.append(made)
     if defects:
         raise ConfigError(defects)
     return found
+
+
+def too_many(path: str, index: int) -> Defect:
+    """Return the last defect of a list or table of which no more is looked at."""
+    return Defect(path, f"more than {MOST_DEFECTS} defects; nothing after member {index} was checked")
 
 
 def attempted(check: Callable[[object], object], value: object) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import types
 import typing
@@ -35,6 +36,9 @@ if typing.TYPE_CHECKING:
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 MAX_EXPLAINED_NODES: Final = 100_000
 """Values in a refused document that jsonschema is still run on; it takes about 10 microseconds a value."""
+
+MAX_EXPLAINED_ERRORS: Final = 2_000
+"""Errors of jsonschema that a refusal looks at."""
 
 REQUESTS: Final = {
     "online": "quant_spec.parsers.online:OnlineDocument",
@@ -229,8 +233,11 @@ def validate(document: object, kind: str) -> list[Defect]:
     Raises:
         QuantSpecError: there is no such kind.
     """
+    return list(_findings(document, kind))
+
+
+def _findings(document: object, kind: str) -> Iterator[Defect]:
     words = (*request_words(), *weight_words())
-    found: list[Defect] = []
     for leaf in _leaves(_validator(kind, words).iter_errors(_plain(document))):
         path = "$"
         for key in leaf.absolute_path:
@@ -238,8 +245,7 @@ def validate(document: object, kind: str) -> list[Defect]:
         if "propertyNames" in leaf.absolute_schema_path:
             path = join_path(path, str(leaf.instance))
         pointer = "/".join(map(str, leaf.absolute_schema_path))
-        found.append(Defect(path, leaf.message, leaf.instance, rule=f"{kind}.schema.json#/{pointer}"))
-    return found
+        yield Defect(path, leaf.message, leaf.instance, rule=f"{kind}.schema.json#/{pointer}")
 
 
 def _leaves(errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
@@ -310,7 +316,7 @@ def explain(defects: list[Defect], document: object, cls: type) -> list[Defect]:
     `MAX_EXPLAINED_NODES` values are left as they are.
     """
     kind = getattr(cls, "KIND", None)
-    if kind is None or sum(1 for _ in _limited(_size(document))) > MAX_EXPLAINED_NODES:
+    if kind not in CLASSES or sum(1 for _ in _limited(_size(document))) > MAX_EXPLAINED_NODES:
         return defects
     found = list(defects)
     at: dict[str, list[int]] = defaultdict(list)
@@ -319,7 +325,7 @@ def explain(defects: list[Defect], document: object, cls: type) -> list[Defect]:
         at[each.path].append(index)
         for path in _above(each.path):
             below[path].append(index)
-    for error in validate(document, kind):
+    for error in itertools.islice(_findings(document, kind), MAX_EXPLAINED_ERRORS):
         related = [*at[error.path], *below[error.path], *(index for path in _above(error.path) for index in at[path])]
         if not related:
             found.append(error)

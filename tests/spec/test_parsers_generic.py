@@ -98,6 +98,7 @@ READINGS: list[tuple[Document, str, str]] = [
     (ct(args(4, "float", "group", group_size=32), format="mxfp4-pack-quantized"), "mxfp4", "none"),
     (ct(args(6, "float", "group", group_size=32, scale_dtype="torch.uint8")), "mxfp6_e2m3", "none"),
     (ct(None), "none", "none"),
+    (ct(args(4, "int", "group", group_size=128, actorder=True)), "int4/group_128", "none"),
     (method("compressed-tensors", config_groups={"w4a16_asym": ["Linear"]}), "uint4/group_128", "none"),
 ]
 
@@ -250,6 +251,38 @@ def test_tables_of_torchao_keep_exact_names_first() -> None:
 def test_gptq_lists_are_excluded_too() -> None:
     found = parsed(method("gptq", bits=4, modules_to_not_convert=["lm_head", ""]))
     assert [entry.text for entry in found.exclude_layers] == ["lm_head"]
+
+
+def words_at(document: Document, name: str) -> str:
+    decision = QuantizationConfig.from_dict(document).explain(name)
+    return f"{decision.weight_word} {decision.why}"
+
+
+def test_gptq_whitelists_and_heads() -> None:
+    blocks = [["self_attn.q_proj", "self_attn.k_proj"], "mlp.down_proj"]
+    document = method("gptq", bits=4, modules_in_block_to_quantize=blocks, dynamic={".*o_proj": {"bits": 8}})
+    assert words_at(document, "model.layers.0.self_attn.q_proj") == "int4/group_128 global"
+    assert words_at(document, "model.layers.0.mlp.down_proj") == "int4/group_128 global"
+    assert words_at(document, "model.layers.0.mlp.up_proj") == "none global"
+    assert words_at(document, "model.layers.0.self_attn.o_proj") == "int8/group_128 pattern"
+    head = method("gptq", bits=4, lm_head=False)
+    assert words_at(head, "lm_head") == "none global"
+    assert words_at(head, "model.layers.0.mlp.up_proj") == "int4/group_128 global"
+    assert words_at({**head, "dynamic": {"lm_head": {"bits": 8}}}, "lm_head") == "int8/group_128 pattern"
+    assert words_at({**head, "lm_head": True}, "lm_head") == "int4/group_128 global"
+    with pytest.raises(ConfigError, match="modules_in_block_to_quantize"):
+        parsed(method("gptq", bits=4, modules_in_block_to_quantize="q_proj"))
+
+
+@pytest.mark.parametrize("blocks", ["model.layers, visual.blocks", ["model.layers", "visual.blocks"]])
+def test_auto_round_quantizes_its_blocks_alone(blocks: object) -> None:
+    document = method("auto-round", bits=4, block_name_to_quantize=blocks, extra_config={"lm_head": {"bits": 8}})
+    assert words_at(document, "model.layers.0.mlp.up_proj") == "int4/group_128 global"
+    assert words_at(document, "visual.blocks.0.attn.qkv") == "int4/group_128 global"
+    assert words_at(document, "model.layers_extra.0.proj") == "none global"
+    assert words_at(document, "model.projector") == "none global"
+    assert words_at(document, "lm_head") == "int8/group_128 pattern"
+    assert words_at(method("auto-round", bits=4, block_name_to_quantize=""), "lm_head") == "int4/group_128 global"
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)

@@ -64,6 +64,7 @@ def test_a_built_in_method_is_not_replaced() -> None:
 
 def test_a_third_party_parser_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("from_plugin", f"{__name__}:ThirdParty", base.ENTRY_POINT_GROUP)
+    decorated = EntryPoint("decorated", "anything:else", base.ENTRY_POINT_GROUP)
     loaded: list[str] = []
 
     def load(self: EntryPoint) -> type:
@@ -71,18 +72,22 @@ def test_a_third_party_parser_by_entry_point(monkeypatch: pytest.MonkeyPatch) ->
         return ThirdParty
 
     monkeypatch.setattr(EntryPoint, "load", load)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [point, decorated] if group == point.group else []
+    )
     registry = ParserRegistry()
     monkeypatch.setattr(base, "PARSERS", registry)
+    registry.register(("decorated",), ThirdParty())
     assert registry.find("from_plugin") is not None
     assert registry.find("still_unknown") is None
-    assert loaded == ["from_plugin"]
+    assert loaded == ["from_plugin", "decorated"]
 
 
 def test_more_defects_than_anyone_reads() -> None:
-    with pytest.raises(ConfigError, match="and 4000 more defects") as raised:
-        QuantizationConfig.from_online({"exclude_layer": [1] * 5_000})
-    assert len(raised.value.defects) == 1_001
+    for request in ({"exclude_layer": [1] * 5_000}, {"layer_quant_config": {f"a{index}": 1 for index in range(5_000)}}):
+        with pytest.raises(ConfigError, match="more than 1000 defects; nothing after member 1000") as raised:
+            QuantizationConfig.from_online(request)
+        assert 1_000 < len(raised.value.defects) < 5_000
 
 
 def test_lone_surrogates() -> None:
@@ -126,6 +131,22 @@ def test_a_hook_that_fails_otherwise_is_not_hidden() -> None:
         structure({"value": 1}, Broken)
     with pytest.raises(ConfigError, match="integer"):
         structure({"value": 1.5}, Broken)
+
+
+@attrs.frozen(kw_only=True)
+class Plain:
+    """A document with a list."""
+
+    KIND: ClassVar[str] = "of_another_distribution"
+
+    sizes: tuple[Annotated[int, integer()], ...] = ()
+
+
+def test_plain_lists() -> None:
+    assert structure({"sizes": [1, 2]}, Plain).sizes == (1, 2)
+    assert integer().schema() == {"type": "integer"}
+    with pytest.raises(ConfigError, match=r"\$\.sizes: expected list"):
+        structure({"sizes": 1}, Plain)
 
 
 def test_numbers() -> None:

@@ -154,6 +154,8 @@ def test_all_defects_come_at_once() -> None:
 
 
 def test_parser_by_name() -> None:
+    request = {"global_quant_config": "mxfp4"}
+    assert get_parser("online").parse(request, ModelFacts()) == parsed(request)
     assert get_parser("targets").parse({"targets": {"a": "mxfp4"}}, ModelFacts()) == parsed({"targets": {"a": "mxfp4"}})
 
 

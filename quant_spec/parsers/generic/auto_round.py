@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import attrs
@@ -15,7 +16,7 @@ from quant_spec.parsers.reading import int_weight, joined, layer
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import MXFP4, MXFP8, NVFP4, QuantKey, ScaleDesc
 from quant_spec.regexes import check_regex
-from quant_spec.rules import Entries, Flag, Text, about, formatted, integer, word
+from quant_spec.rules import Entries, Flag, OneOrEntries, Text, about, formatted, integer, word
 from quant_spec.unset import UNSET, UnsetType
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ class AutoRoundDocument(LayerScheme):
         default=UNSET,
         metadata=about("Overrides by module name or expression; 16 bits: left unquantized.", {"lm_head": {"bits": 16}}),
     )
+    block_name_to_quantize: OneOrEntries | UnsetType | None = attrs.field(
+        default=UNSET,
+        metadata=about(
+            "Blocks that are quantized, as a list or joined by commas; what lies outside is left unquantized, unless "
+            "`extra_config` names it.",
+            "model.language_model.layers",
+        ),
+    )
     packing_format: Text | UnsetType | None = attrs.field(
         default=UNSET,
         metadata=about("How codes are packed, which names the stored tensors.", "auto_round:auto_gptq"),
@@ -139,8 +148,21 @@ class AutoRoundParser:
             global_spec=_layer(found, LayerScheme(), "$"),
             layer_pattern_specs=specs,
             exclude_layers=(*excluded, *lists),
+            class_specs=_outside(found),
             tensor_names=_tensor_names(found),
         )
+
+
+def _outside(document: AutoRoundDocument) -> PatternSpecs:
+    """Return the entry that leaves unquantized what lies outside the quantized blocks; overrides come before it."""
+    given = document.block_name_to_quantize or ()
+    blocks = given.split(",") if isinstance(given, str) else given
+    names = [re.escape(each.strip()) for each in blocks if each.strip()]
+    if not names:
+        return ()
+    outside = f"(?!(?:{'|'.join(names)})(?:\\.|$))"
+    pattern = Pattern("block_name_to_quantize", "$.block_name_to_quantize", PatternKind.REGEX, Scope.RUN, outside)
+    return ((pattern, layer(None, None, METHOD)),)
 
 
 def _layer(document: AutoRoundDocument, entry: LayerScheme, path: str) -> LayerQuantConfig:

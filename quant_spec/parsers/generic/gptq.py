@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import attrs
 
 from quant_spec.converter import structure
-from quant_spec.errors import join_path
+from quant_spec.errors import ConfigError, join_path, wrong_type
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, register_quant_parser
-from quant_spec.parsers.reading import int_weight, joined, layer
+from quant_spec.parsers.reading import int_weight, joined, layer, patterns
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.regexes import check_regex
-from quant_spec.rules import Entries, Flag, about, formatted, integer, word
+from quant_spec.rules import (
+    ONE_OR_ENTRIES,
+    Entries,
+    Flag,
+    Rule,
+    about,
+    check_entries,
+    each_checked,
+    formatted,
+    integer,
+    word,
+)
 from quant_spec.unset import UNSET, UnsetType
 
 if TYPE_CHECKING:
@@ -24,6 +35,7 @@ BITS: Final = integer(2, 3, 4, 8)
 GROUP: Final = integer(least=1, also=(-1,))
 FORMATS: Final = ("gptq", "gptq_v2", "marlin")
 _DEFAULT_GROUP: Final = 128
+HEAD: Final = "lm_head"
 EXCLUDE_PREFIX: Final = "-:"
 INCLUDE_PREFIX: Final = "+:"
 
@@ -38,6 +50,16 @@ def _check_key(text: str) -> None:
 
 
 DYNAMIC_KEY: Final = formatted("gptq-expression", _check_key)
+
+
+def _whitelist(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(wrong_type("$", value, "list"))
+    members = each_checked(value, ONE_OR_ENTRIES.check)
+    return tuple(name for each in members for name in ((each,) if isinstance(each, str) else check_entries(each)))
+
+
+WHITELIST: Final = Rule("list", _whitelist, lambda: {"type": "array", "items": ONE_OR_ENTRIES.schema()})
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +101,16 @@ class GptqDocument:
             {"-:.*\\.shared_expert\\..*": {}, "+:.*\\.18\\..*gate.*": {"bits": 8, "group_size": 64}},
         ),
     )
+    modules_in_block_to_quantize: Annotated[tuple[str, ...], WHITELIST] | UnsetType | None = attrs.field(
+        default=UNSET,
+        metadata=about(
+            "The modules of a block that are quantized, all others are not; names, or lists of names.",
+            [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.down_proj"]],
+        ),
+    )
+    lm_head: Flag | UnsetType | None = attrs.field(
+        default=UNSET, metadata=about("False: the output head is left unquantized, unless `dynamic` names it.")
+    )
     checkpoint_format: Annotated[str, word("checkpoint_format", FORMATS)] | UnsetType | None = attrs.field(
         default=UNSET, metadata=about("Packing; `gptq_v2` stores zero points as they are.", "gptq")
     )
@@ -106,12 +138,16 @@ class GptqParser:
             else:
                 layers.append((pattern, _weight(found, override, path)))
         specs: PatternSpecs = tuple((pattern, layer(weight, None, "gptq")) for pattern, weight in layers)
+        base, unquantized = layer(_weight(found, Override(), "$"), None, "gptq"), layer(None, None, "gptq")
+        whitelist = patterns(found.modules_in_block_to_quantize, "$.modules_in_block_to_quantize", Scope.RUN)
+        head = (Pattern(HEAD, "$.lm_head", PatternKind.LITERAL, Scope.RUN),) if found.lm_head is False else ()
         lists = joined(document, {"modules_to_not_convert": found.modules_to_not_convert}, Scope.RUN)
         return ParsedQuantConfig(
             quant_method="gptq",
-            global_spec=layer(_weight(found, Override(), "$"), None, "gptq"),
+            global_spec=unquantized if whitelist else base,
             layer_pattern_specs=specs,
             exclude_layers=(*excluded, *lists),
+            class_specs=(*((each, unquantized) for each in head), *((each, base) for each in whitelist)),
             tensor_names=("qweight", "qzeros", "scales", "g_idx"),
         )
 
