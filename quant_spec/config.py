@@ -144,7 +144,8 @@ class QuantizationConfig:
             raise ConfigError(Defect("$", message, below.quant_method))
         document = {"request": request, "shorthand": shorthand}
         made = cls._from_parsed(parsed, document, below.source_dtype, names or below.names)
-        return attrs.evolve(made, source=attrs.evolve(below, names=names) if names else below)
+        source = attrs.evolve(below, names=names) if names else below
+        return attrs.evolve(made, source=source, kv_cache=below.kv_cache)
 
     @classmethod
     def _from_parsed(

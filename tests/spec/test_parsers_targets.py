@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from quant_spec import UNSET, ConfigError, QuantKey, get_format
+from quant_spec import UNSET, ConfigError, QuantizationConfig, QuantKey, get_format
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, get_parser
 from quant_spec.parsers.requests import parse_request
 from quant_spec.vllm_names import ACTIVATION_NAMES, WEIGHT_NAMES, activation_key, vllm_name, weight_key, weight_words
@@ -151,6 +151,12 @@ def test_all_defects_come_at_once() -> None:
     paths = [defect.path for defect in raised.value.defects]
     assert paths == ["$.targets.a.weights", "$.targets.b", "$.ignore[0]", "$.lineal"]
     assert "did you mean 'linear'" in str(raised.value)
+
+
+def test_a_request_leaves_the_kv_cache_to_the_checkpoint() -> None:
+    source = QuantizationConfig.from_dict({"quant_method": "fp8", "kv_cache_scheme": "static"})
+    config = QuantizationConfig.from_online({"global_quant_config": "mxfp4"}, source=source)
+    assert str(config.kv_cache) == "fp8_e4m3/per_tensor:static"
 
 
 def test_parser_by_name() -> None:
