@@ -63,7 +63,8 @@ QK_DEVICE void tile_block(const WorkList& list) {
   if (thread % 32 == 0) shared[thread / 32] = partial;
   barrier();
   for (int i = 0; i < kBlockThreads / 32; ++i) partial = Values::greater(partial, shared[i]);
-  uint32_t amax = Values::amax_bits(partial);
+  const uint32_t greatest = Values::amax_bits(partial);
+  uint32_t amax = greatest;
   if (thread == 0 && item.bad != nullptr && amax >= kInfinity) atomic_add(item.bad, 1);
   if (job.target == kAmax) {
     if (thread == 0) *place<uint32_t>(item.scale, e, stripe, column) = amax > kInfinity ? kQuietNan : amax;
@@ -72,13 +73,17 @@ QK_DEVICE void tile_block(const WorkList& list) {
   if (item.amax.data != nullptr) amax = given_amax(item, e, stripe, column);
   const float scale = fp32_scale(amax, kE4m3Max);
   if (thread == 0) *place<float>(item.scale, e, stripe, column) = scale;
-  const Divider divider(scale);
+  const Divider divider(scale, greatest);
   LaneSums sums;
   const auto convert = [&](const Values& values, int pass) {
     const int64_t n = stripe * kSide + pass * kRowsAPass + thread / kLanesARow;
     if (n >= item.n || k >= item.k) return;
     uint32_t codes[kBlockLane / 4];
-    encode_divided(values, divider, false, codes);
+    if (divider.plain) {
+      encode_divided<true>(values, divider, false, codes);
+    } else {
+      encode_divided<false>(values, divider, false, codes);
+    }
     const int64_t left = item.k - k;
     uint8_t* address = job.layout == kCdna ? place<uint8_t>(item.data, e, 0, 0) + cdna_weight_offset(n, k, item.k)
                                            : place<uint8_t>(item.data, e, n, k);

@@ -8,6 +8,7 @@ namespace qk {
 // The item of a work list that holds a tile. At most kMaxItems: a linear search is the shortest code.
 QK_DEVICE const Item& item_of_tile(const WorkList& list, int64_t tile) {
   int found = 0;
+  if (list.count == 1) return list.items[0];
   for (int i = 1; i < kMaxItems; ++i) {
     if (i < list.count && tile >= list.items[i].first_tile) found = i;
   }
@@ -38,23 +39,46 @@ struct MatrixTile {
 
 // ---- plain sources ----------------------------------------------------------------------------------------------
 
+// A loader reads packs in two steps, so that all loads of a lane are on their way before the first is used: `fetch` gives
+// what is stored, `decode` the values. A `Row` holds what does not change along a row; positions are relative to it.
+
 // Whole packs at aligned addresses: the host has checked that every pack of the list is one.
 template <Element element, int lane>
 struct PlainLoader {
   using Values = Pack<element, lane>;
+  using Raw = Values;
   static constexpr int kLane = lane;
   static constexpr bool kCareful = false;
+  static constexpr int kBytes = Values::kHalves ? 2 : 4;
 
-  QK_DEVICE_MEMBER static Values load(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
-    constexpr int kBytes = lane * (Values::kHalves ? 2 : 4);
-    const char* address = static_cast<const char*>(item.source.data) +
-                          (e * item.source.stride_e + n * item.source.stride_n + k) * (Values::kHalves ? 2 : 4);
+  struct Row {
+    const char* address;
+  };
+
+  QK_DEVICE_MEMBER static Row row(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
+    return {static_cast<const char*>(item.source.data) +
+            (e * item.source.stride_e + n * item.source.stride_n + k) * kBytes};
+  }
+
+  QK_DEVICE_MEMBER static Raw fetch(const Row& row, int k) {
     Values values;
-    for (int part = 0; part < kBytes / 16; ++part) {
-      const Words4 words = load_once<Words4>(address + 16 * part);
+    for (int part = 0; part < lane * kBytes / 16; ++part) {
+      const Words4 words = load_once<Words4>(row.address + k * kBytes + 16 * part);
       for (int i = 0; i < 4; ++i) values.w[4 * part + i] = words.w[i];
     }
     return values;
+  }
+
+  QK_DEVICE_MEMBER static Raw nothing() {
+    Values values;
+    values.clear();
+    return values;
+  }
+
+  QK_DEVICE_MEMBER static const Values& decode(const Raw& raw) { return raw; }
+
+  QK_DEVICE_MEMBER static Values load(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+    return fetch(row(job, item, e, n, k), 0);
   }
 };
 
@@ -89,27 +113,26 @@ QK_DEVICE float decode_code(Element element, uint32_t code) {
   return element == kE4m3 ? decode_e4m3(code) : (element == kE4m3Fnuz ? decode_e4m3fnuz(code) : decode_e2m1(code));
 }
 
-// `lane` codes at an aligned address, all under one scale, decoded.
-template <int lane>
-QK_DEVICE void decode_aligned(const Job& job, const Item& item, Element element, int64_t e, int64_t n, int64_t k,
-                              float (&decoded)[lane]) {
-  const char* codes =
-      static_cast<const char*>(item.source.data) + e * item.source.stride_e + n * item.source.stride_n;
-  uint32_t words[(lane + 3) / 4] = {};
-  if (element == kE2m1) {
-    for (int i = 0; i < lane / 8; ++i) words[i] = load_once<Words1>(codes + k / 2 + 4 * i).w[0];
+// `lane` codes at an aligned address.
+template <Element element, int lane>
+QK_DEVICE void fetch_codes(const char* address, uint32_t (&words)[(lane + 3) / 4]) {
+  if constexpr (element == kE2m1) {
+    for (int i = 0; i < lane / 8; ++i) words[i] = load_once<Words1>(address + 4 * i).w[0];
   } else if constexpr (lane == 8) {
-    const Words2 two = load_once<Words2>(codes + k);
+    const Words2 two = load_once<Words2>(address);
     for (int i = 0; i < 2; ++i) words[i] = two.w[i];
   } else {
-    const Words4 four = load_once<Words4>(codes + k);
+    const Words4 four = load_once<Words4>(address);
     for (int i = 0; i < 4; ++i) words[i] = four.w[i];
   }
-  const float scale = scale_of_pack(job, item, e, n, k);
-  if (element == kE4m3) {
+}
+
+template <Element element, int lane>
+QK_DEVICE void decode_codes(const uint32_t (&words)[(lane + 3) / 4], float scale, float (&decoded)[lane]) {
+  if constexpr (element == kE4m3) {
     for (int i = 0; i < lane / 4; ++i) unpack_e4m3(words[i], decoded + 4 * i);
-  } else if (element == kE2m1) {
-    for (int i = 0; i < lane; ++i) decoded[i] = decode_e2m1((words[i / 8] >> (i % 8 * 4)) & 15u);
+  } else if constexpr (element == kE2m1) {
+    for (int i = 0; i < lane / 8; ++i) unpack_e2m1(words[i], decoded + 8 * i);
   } else {
     for (int i = 0; i < lane; ++i) decoded[i] = decode_e4m3fnuz((words[i / 4] >> (i % 4 * 8)) & 0xffu);
   }
@@ -117,20 +140,85 @@ QK_DEVICE void decode_aligned(const Job& job, const Item& item, Element element,
 }
 
 // Whole packs at aligned addresses under one scale each.
-template <Element element, Element through, int lane>
+template <Element element, Element through, int lane, ScaleType scale_type>
 struct EncodedLoader {
   using Values = Pack<through, lane>;
   static constexpr int kLane = lane;
   static constexpr bool kCareful = false;
+  static constexpr int kPerByte = element == kE2m1 ? 2 : 1;
 
-  QK_DEVICE_MEMBER static Values load(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+  struct Raw {
+    uint32_t words[(lane + 3) / 4];
+    float scale;
+  };
+
+  struct Row {
+    const char* address;
+    const char* scales;
+    int64_t first, stride;
+    int shift;
+    bool checked;
+  };
+
+  QK_DEVICE_MEMBER static Row row(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
+    constexpr int kScaleBytes = scale_type == kScaleF32 ? 4 : 1;
+    const View& scale = item.source_scale;
+    return {static_cast<const char*>(item.source.data) + e * item.source.stride_e + n * item.source.stride_n + k / kPerByte,
+            static_cast<const char*>(scale.data) +
+                (e * scale.stride_e + ((n + item.offset_rows) >> item.row_shift) * scale.stride_n) * kScaleBytes,
+            k + item.offset_cols, scale.stride_k * kScaleBytes, item.col_shift, item.bad != nullptr};
+  }
+
+  QK_DEVICE_MEMBER static Raw fetch(const Row& row, int k) {
+    Raw raw;
+    fetch_codes<element, lane>(row.address + k / kPerByte, raw.words);
+    const char* address = row.scales + ((row.first + k) >> row.shift) * row.stride;
+    if constexpr (scale_type == kScaleF32) {
+      raw.scale = *reinterpret_cast<const float*>(address);
+      raw.scale = row.checked && raw.scale < 0.0f ? float_of(kQuietNan) : raw.scale;
+    } else {
+      raw.scale = decode_e8m0(*reinterpret_cast<const uint8_t*>(address));
+    }
+    return raw;
+  }
+
+  QK_DEVICE_MEMBER static Raw nothing() {
+    Raw raw{};
+    return raw;
+  }
+
+  QK_DEVICE_MEMBER static Values decode(const Raw& raw) {
     float decoded[lane];
-    decode_aligned(job, item, element, e, n, k, decoded);
+    decode_codes<element, lane>(raw.words, raw.scale, decoded);
     Values values;
     round_into(decoded, values);
     return values;
   }
+
+  QK_DEVICE_MEMBER static Values load(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+    return decode(fetch(row(job, item, e, n, k), 0));
+  }
 };
+
+// `lane` codes at an aligned address, all under one scale, decoded; element and scales decided while running.
+template <int lane>
+QK_DEVICE void decode_aligned(const Job& job, const Item& item, Element element, int64_t e, int64_t n, int64_t k,
+                              float (&decoded)[lane]) {
+  const char* codes = static_cast<const char*>(item.source.data) + e * item.source.stride_e + n * item.source.stride_n;
+  uint32_t words[(lane + 3) / 4] = {};
+  const float scale = scale_of_pack(job, item, e, n, k);
+  if (element == kE2m1) {
+    fetch_codes<kE2m1, lane>(codes + k / 2, words);
+    decode_codes<kE2m1, lane>(words, scale, decoded);
+  } else {
+    fetch_codes<kE4m3, lane>(codes + k, words);
+    if (element == kE4m3) {
+      decode_codes<kE4m3, lane>(words, scale, decoded);
+    } else {
+      decode_codes<kE4m3Fnuz, lane>(words, scale, decoded);
+    }
+  }
+}
 
 // Any source, any strides, any length: decided while running. `element` is the dtype of the values.
 template <Element element, int lane>
@@ -227,12 +315,15 @@ struct LaneSums {
 
 // Division of many values by one scale: correctly rounded, as IEEE division is. With r = RN(1 / s) and q = RN(x r), the
 // remainder x - q s is exact in a fused multiply-add, and RN(q + remainder r) is RN(x / s) (Markstein) as long as
-// nothing is subnormal: under a tiny scale both sides are multiplied by 2^64 first. An infinite scale gives zeros, and
-// NaN for infinite values.
+// nothing over- or underflows. `plain` says that nothing can, for any value up to the greatest of the row. Else both
+// sides are multiplied by 2^64 under a tiny scale, an infinite scale gives zeros (NaN for infinite values), and quotients
+// far beyond every code are cut before they spoil the remainder.
 struct Divider {
   float scale, inverse, factor;
+  bool plain;
 
-  QK_DEVICE_MEMBER explicit Divider(float by) {
+  QK_DEVICE_MEMBER Divider(float by, uint32_t amax) {
+    plain = by >= 8.2718061e-25f && by <= 1.2089258e+24f && float_of(amax) <= by * 1024.0f;  // 2^-80, 2^80
     factor = by < 7.8886090522101181e-31f ? 18446744073709551616.0f : 1.0f;  // under 2^-100: 2^64
     const float scaled = by * factor;
     inverse = 1.0f / scaled;
@@ -241,24 +332,47 @@ struct Divider {
 
   QK_DEVICE_MEMBER float divide(float value) const {
     const float dividend = float_of(bits_of(value) & kMagnitude) * factor;
-    // Far beyond every code the quotient itself is of no interest, and its overflow would spoil the remainder.
     const float quotient = __builtin_fminf(dividend * inverse, 1024.0f);
     const float remainder = LaneSums::fused(-quotient, scale, dividend);
     const float corrected = LaneSums::fused(remainder, inverse, quotient);
     // The sign is put back last: the correction of -0 would be +0.
     return float_of((bits_of(corrected) & kMagnitude) | (bits_of(value) & ~kMagnitude));
   }
+
+  QK_DEVICE_MEMBER float divide_plain(float value) const {
+    const float quotient = value * inverse;
+    const float remainder = LaneSums::fused(-quotient, scale, value);
+    const float corrected = LaneSums::fused(remainder, inverse, quotient);
+    return float_of(bits_of(corrected) | (bits_of(value) & ~kMagnitude));  // the correction of -0 is +0
+  }
 };
 
 // Four codes a word of a pack's values divided by a scale.
-template <class Values>
+template <bool plain, class Values>
 QK_DEVICE void encode_divided(const Values& values, const Divider& divider, bool fnuz,
                               uint32_t (&codes)[Values::kLane / 4]) {
   for (int i = 0; i < Values::kLane / 4; ++i) {
     float ratio[4];
-    for (int j = 0; j < 4; ++j) ratio[j] = divider.divide(values.value(4 * i + j));
+    for (int j = 0; j < 4; ++j) {
+      ratio[j] = plain ? divider.divide_plain(values.value(4 * i + j)) : divider.divide(values.value(4 * i + j));
+    }
     codes[i] = fnuz ? pack_e4m3fnuz(ratio[0], ratio[1], ratio[2], ratio[3])
                     : pack_e4m3(ratio[0], ratio[1], ratio[2], ratio[3]);
+  }
+}
+
+// Add the squares of a pack's values and of the errors of its e4m3 codes.
+template <class Values>
+QK_DEVICE void add_e4m3_errors(LaneSums& sums, const Values& values, const uint32_t (&codes)[Values::kLane / 4],
+                               float scale, bool fnuz) {
+  for (int i = 0; i < Values::kLane / 4; ++i) {
+    float decoded[4];
+    if (fnuz) {
+      for (int j = 0; j < 4; ++j) decoded[j] = decode_e4m3fnuz((codes[i] >> (8 * j)) & 0xffu);
+    } else {
+      unpack_e4m3(codes[i], decoded);
+    }
+    for (int j = 0; j < 4; ++j) sums.add(values.value(4 * i + j), decoded[j] * scale);
   }
 }
 

@@ -38,8 +38,8 @@ const char* with_loader(const WorkList& list, Function function) {
     if (job.element == kF16) return function(PlainLoader<kF16, 8>{});
     return function(PlainLoader<kBf16, 8>{});
   }
-  if (whole && job.element == kE4m3 && job.through == kBf16) {
-    return function(EncodedLoader<kE4m3, kBf16, Lanes::kCodeLane>{});
+  if (whole && job.element == kE4m3 && job.through == kBf16 && job.scale_type == kScaleF32) {
+    return function(EncodedLoader<kE4m3, kBf16, Lanes::kCodeLane, kScaleF32>{});
   }
   if (job.through == kF32) return function(CarefulLoader<kF32, 8>{});
   if (job.through == kF16) return function(CarefulLoader<kF16, 8>{});

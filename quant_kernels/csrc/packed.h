@@ -169,6 +169,24 @@ QK_DEVICE void unpack_e4m3(uint32_t codes, float* values) {
 #endif
 }
 
+// Values of eight 4-bit codes, the first in the lowest nibble. A code's three low bits, moved to a half's, are the number
+// times 2^-14: exact, subnormal or not.
+QK_DEVICE void unpack_e2m1(uint32_t codes, float* values) {
+#if defined(QK_NVIDIA_FP8)
+  for (int pair = 0; pair < 4; ++pair) {
+    const uint32_t two = codes >> (8 * pair);
+    const uint32_t halves = ((two & 0x7u) << 9) | ((two & 0x70u) << 21) | ((two & 0x8u) << 12) | ((two & 0x80u) << 24);
+    asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }"
+        : "=f"(values[2 * pair]), "=f"(values[2 * pair + 1])
+        : "r"(halves));
+    values[2 * pair] *= 16384.0f;
+    values[2 * pair + 1] *= 16384.0f;
+  }
+#else
+  for (int i = 0; i < 8; ++i) values[i] = decode_e2m1((codes >> (4 * i)) & 15u);
+#endif
+}
+
 // ---- e2m1 -------------------------------------------------------------------------------------------------------
 
 #if defined(QK_NVIDIA_FP8)

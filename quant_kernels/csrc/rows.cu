@@ -33,15 +33,6 @@ QK_DEVICE void store_row_codes(const Job& job, const Item& item, int64_t e, int6
   store_codes(address, codes, whole, left < Loader::kLane ? static_cast<int>(left) : Loader::kLane);
 }
 
-template <class Values>
-QK_DEVICE void add_errors(LaneSums& sums, const Values& values, const uint32_t (&codes)[Values::kLane / 4], float scale,
-                          bool fnuz) {
-  for (int i = 0; i < Values::kLane; ++i) {
-    const uint32_t code = (codes[i / 4] >> (i % 4 * 8)) & 0xffu;
-    sums.add(values.value(i), (fnuz ? decode_e4m3fnuz(code) : decode_e4m3(code)) * scale);
-  }
-}
-
 // `packs` > 0: a row is at most threads * packs packs and stays in registers; 0: it is read twice, whatever its length.
 template <class Loader, int threads, int packs, bool measured>
 QK_DEVICE void rows_block(const WorkList& list) {
@@ -60,21 +51,25 @@ QK_DEVICE void rows_block(const WorkList& list) {
   const int64_t n = at.index * kRows + thread / threads;
   const int64_t row = at.e * item.n + n;
   const bool live = n < item.n;
+  // Positions are counted from the lane's first, so that those of its packs are constants.
+  const int first_k = lane * Loader::kLane;
+  const int reach = live ? static_cast<int>(item.k) - first_k : 0;
 
   Values held[kHeld];
   uint32_t partial = 0;
   if constexpr (packs > 0) {
+    const auto source = Loader::row(job, item, at.e, live ? n : 0, first_k);
+    typename Loader::Raw raw[kHeld];
 #pragma unroll
     for (int i = 0; i < packs; ++i) {
-      const int64_t k = static_cast<int64_t>(i * threads + lane) * Loader::kLane;
-      if (live && k < item.k) {
-        held[i] = Loader::load(job, item, at.e, n, k);
-      } else {
-        held[i].clear();
-      }
+      const int k = i * threads * Loader::kLane;
+      raw[i] = k < reach ? Loader::fetch(source, k) : Loader::nothing();
     }
 #pragma unroll
-    for (int i = 0; i < packs; ++i) partial = Values::greater(partial, held[i].partial_amax());
+    for (int i = 0; i < packs; ++i) {
+      held[i] = Loader::decode(raw[i]);
+      partial = Values::greater(partial, held[i].partial_amax());
+    }
   } else if (live) {
     for (int64_t k = static_cast<int64_t>(lane) * Loader::kLane; k < item.k; k += threads * Loader::kLane) {
       partial = Values::greater(partial, Loader::load(job, item, at.e, n, k).partial_amax());
@@ -90,35 +85,47 @@ QK_DEVICE void rows_block(const WorkList& list) {
     const int first = thread / threads * (threads / 32);
     for (int i = 0; i < threads / 32; ++i) partial = Values::greater(partial, shared[first + i]);
   }
-  uint32_t amax = Values::amax_bits(partial);
+  const uint32_t greatest = Values::amax_bits(partial);
   if (live && lane == 0) {
-    check_amax(item, amax, row);
-    if (job.target == kAmax) *place<uint32_t>(item.scale, at.e, n, 0) = amax > kInfinity ? kQuietNan : amax;
+    check_amax(item, greatest, row);
+    if (job.target == kAmax) *place<uint32_t>(item.scale, at.e, n, 0) = greatest > kInfinity ? kQuietNan : greatest;
   }
   if (job.target == kAmax) return;
-  if (live && item.amax.data != nullptr) amax = given_amax(item, at.e, n, 0);
+  const uint32_t amax = live && item.amax.data != nullptr ? given_amax(item, at.e, n, 0) : greatest;
   const bool fnuz = kFnuz<Loader> && job.fnuz;
   const float scale = fp32_scale(amax, fnuz ? kE4m3FnuzMax : kE4m3Max);
   if (live && lane == 0) *place<float>(item.scale, at.e, n, 0) = scale;
-  const Divider divider(scale);
+  const Divider divider(scale, greatest);
   LaneSums sums;
   uint32_t codes[Loader::kLane / 4];
   if constexpr (packs > 0) {
+    uint8_t* address = place<uint8_t>(item.data, at.e, live ? n : 0, first_k);
+    const auto convert = [&]<bool plain>() {
 #pragma unroll
-    for (int i = 0; i < packs; ++i) {
-      const int64_t k = static_cast<int64_t>(i * threads + lane) * Loader::kLane;
-      if (live && k < item.k) {
-        encode_divided(held[i], divider, fnuz, codes);
-        store_row_codes<Loader>(job, item, at.e, n, k, codes);
-        if constexpr (measured) add_errors(sums, held[i], codes, scale, fnuz);
+      for (int i = 0; i < packs; ++i) {
+        const int k = i * threads * Loader::kLane;
+        if (k < reach) {
+          encode_divided<plain>(held[i], divider, fnuz, codes);
+          if (job.layout == kCdna) {
+            store_row_codes<Loader>(job, item, at.e, n, first_k + k, codes);
+          } else {
+            store_codes(address + k, codes, true, Loader::kLane);
+          }
+          if constexpr (measured) add_e4m3_errors(sums, held[i], codes, scale, fnuz);
+        }
       }
+    };
+    if (divider.plain) {
+      convert.template operator()<true>();
+    } else {
+      convert.template operator()<false>();
     }
   } else if (live) {
     for (int64_t k = static_cast<int64_t>(lane) * Loader::kLane; k < item.k; k += threads * Loader::kLane) {
       held[0] = Loader::load(job, item, at.e, n, k);
-      encode_divided(held[0], divider, fnuz, codes);
+      encode_divided<false>(held[0], divider, fnuz, codes);
       store_row_codes<Loader>(job, item, at.e, n, k, codes);
-      if constexpr (measured) add_errors(sums, held[0], codes, scale, fnuz);
+      if constexpr (measured) add_e4m3_errors(sums, held[0], codes, scale, fnuz);
     }
   }
   if constexpr (measured) {

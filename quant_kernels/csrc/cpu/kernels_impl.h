@@ -37,14 +37,23 @@ static inline uint32_t given_amax(const Item& item, int64_t e, int64_t n, int64_
   return bits_of(*place<const float>(item.amax, e, n, k)) & kMagnitude;
 }
 
+// Ask for memory that is read soon: the next row while this one is encoded, whose loops leave the memory idle otherwise.
+static inline void prefetch(const void* memory, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(memory) + at);
+}
+
 // ---- codes ------------------------------------------------------------------------------------------------------
 
 template <Element element, bool fnuz>
-static inline void encode_divided(const typename Reader<element>::Stored* x, int64_t count, float scale,
-                                  uint8_t* codes) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float ratio = Reader<element>::value(x[i]) / scale;
-    codes[i] = static_cast<uint8_t>(fnuz ? encode_e4m3fnuz(ratio) : encode_e4m3(ratio));
+static inline void encode_divided(const typename Reader<element>::Stored* x, int64_t count, float scale, uint8_t* codes,
+                                  const typename Reader<element>::Stored* next = nullptr) {
+  for (int64_t first = 0; first < count; first += kChunk) {
+    const int64_t last = count - first < kChunk ? count : first + kChunk;
+    if (next != nullptr) prefetch(next + first, (last - first) * static_cast<int64_t>(sizeof(*next)));
+    for (int64_t i = first; i < last; ++i) {
+      const float ratio = Reader<element>::value(x[i]) / scale;
+      codes[i] = static_cast<uint8_t>(fnuz ? encode_e4m3fnuz(ratio) : encode_e4m3(ratio));
+    }
   }
 }
 
@@ -108,6 +117,12 @@ static inline void finish_row(const Job& job, const Item& item, int64_t e, int64
   }
 }
 
+// The row after x, if rows are read where they lie.
+template <class Stored>
+static inline const Stored* next_row(const Job& job, const Item& item, const Stored* x) {
+  return job.encoded || item.source.stride_k != 1 ? nullptr : x + item.source.stride_n;
+}
+
 // ---- rows -------------------------------------------------------------------------------------------------------
 
 template <Element element>
@@ -124,7 +139,7 @@ static void ptpc_row(const Job& job, const Item& item, int64_t e, int64_t n, Scr
   if (job.fnuz) {
     encode_divided<element, true>(x, item.k, scale, codes);
   } else {
-    encode_divided<element, false>(x, item.k, scale, codes);
+    encode_divided<element, false>(x, item.k, scale, codes, next_row(job, item, x));
   }
   if (item.sums != nullptr) {
     Sums sums;
@@ -148,6 +163,7 @@ static void mx_row(const Job& job, const Item& item, int64_t e, int64_t n, Scrat
   for (int64_t first = 0; first < groups; first += groups_a_chunk) {
     const int64_t count = groups - first < groups_a_chunk ? groups - first : groups_a_chunk;
     const auto* chunk = x + first * 32;
+    if (!job.encoded) prefetch(chunk + 2 * kChunk, kChunk * static_cast<int64_t>(sizeof(*chunk)));
     uint32_t amax[groups_a_chunk] = {}, byte[groups_a_chunk];
     float inverse[groups_a_chunk];
     if (item.amax.data == nullptr || item.bad != nullptr) {
@@ -190,24 +206,40 @@ static void mx_row(const Job& job, const Item& item, int64_t e, int64_t n, Scrat
 
 template <Element element>
 static void nvfp4_row(const Job& job, const Item& item, int64_t e, int64_t n, Scratch& scratch) {
+  constexpr int64_t groups_a_chunk = kChunk / 16;
   const auto* x = source_row<element>(job, item, e, n, scratch);
-  const int64_t row = e * item.n + n, width = item.k / 2;
+  const int64_t row = e * item.n + n, groups = item.k / 16, width = item.k / 2;
   const float second = nvfp4_second_scale(given_amax(item, e, 0, 0));
   if (n == 0) *place<float>(item.second, e, 0, 0) = second;
   uint8_t* out = code_row(job, item, e, n, width, scratch);
+  uint8_t* scales = place<uint8_t>(item.scale, e, n, 0);
   Sums sums;
-  for (int64_t k = 0; k < item.k; k += 16) {
-    const uint32_t amax = Reader<element>::amax(x + k, 16);
-    check_amax(item, amax, row);
-    const uint32_t code = nvfp4_scale(amax, second);
-    *place<uint8_t>(item.scale, e, n, k / 16) = static_cast<uint8_t>(code);
-    const float step = decode_e4m3(code) * second;
-    alignas(16) uint8_t unpacked[16];
-    for (int64_t i = 0; i < 16; ++i) {
-      unpacked[i] = static_cast<uint8_t>(nvfp4_code(Reader<element>::value(x[k + i]), step));
+  for (int64_t first = 0; first < groups; first += groups_a_chunk) {
+    const int64_t count = groups - first < groups_a_chunk ? groups - first : groups_a_chunk;
+    const auto* chunk = x + first * 16;
+    uint32_t amax[groups_a_chunk] = {}, code[groups_a_chunk];
+    float step[groups_a_chunk];
+    for (int64_t g = 0; g < count; ++g) amax[g] = Reader<element>::amax(chunk + g * 16, 16);
+    if (item.bad != nullptr) {
+      for (int64_t g = 0; g < count; ++g) check_amax(item, amax[g], row);
     }
-    if (item.sums != nullptr) sums.add<element, 4>(x + k, 16, unpacked, step, false);
-    pack_nibbles(unpacked, 8, out + k / 2);
+    for (int64_t g = 0; g < groups_a_chunk; ++g) {
+      code[g] = nvfp4_scale(amax[g], second);
+      step[g] = decode_e4m3(code[g]) * second;
+    }
+    for (int64_t g = 0; g < count; ++g) scales[first + g] = static_cast<uint8_t>(code[g]);
+    alignas(64) uint8_t unpacked[kChunk];
+    for (int64_t g = 0; g < count; ++g) {
+      const auto* group = chunk + g * 16;
+      const float by = step[g];
+      for (int64_t i = 0; i < 16; ++i) {
+        unpacked[g * 16 + i] = static_cast<uint8_t>(nvfp4_code(Reader<element>::value(group[i]), by));
+      }
+    }
+    if (item.sums != nullptr) {
+      for (int64_t g = 0; g < count; ++g) sums.add<element, 4>(chunk + g * 16, 16, unpacked + g * 16, step[g], false);
+    }
+    pack_nibbles(unpacked, count * 8, out + first * 8);
   }
   if (item.sums != nullptr) sums.write(item, row);
   finish_row(job, item, e, n, width, out);

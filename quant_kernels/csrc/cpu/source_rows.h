@@ -73,19 +73,31 @@ struct Through {
 
 // ---- decoding ---------------------------------------------------------------------------------------------------
 
+constexpr int64_t kRun = 512;
+
+// Codes one a byte, `count` of them. Scale groups of 32 and 16 have loops of their own: of a known length.
 template <Element element, class Writer>
-static inline void decode_run(const uint8_t* codes, int64_t count, float scale, typename Writer::Stored* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = element == kE4m3 ? decode_e4m3(codes[i]) : decode_e4m3fnuz(codes[i]);
+static inline void decode_bytes(const uint8_t* codes, int64_t count, float scale, typename Writer::Stored* out) {
+  const auto decode = [&](int64_t i) __attribute__((always_inline)) {
+    const float value = element == kE4m3   ? decode_e4m3(codes[i])
+                        : element == kE2m1 ? decode_e2m1(codes[i])
+                                           : decode_e4m3fnuz(codes[i]);
     out[i] = Writer::store(value * scale);
+  };
+  if (count == 32) {
+    for (int64_t i = 0; i < 32; ++i) decode(i);
+  } else if (count == 16) {
+    for (int64_t i = 0; i < 16; ++i) decode(i);
+  } else {
+    for (int64_t i = 0; i < count; ++i) decode(i);
   }
 }
 
-template <class Writer>
-static inline void decode_pairs(const uint8_t* codes, int64_t pairs, float scale, typename Writer::Stored* out) {
+// Two 4-bit codes of a byte to two bytes.
+static inline void unpack_nibbles(const uint8_t* packed, int64_t pairs, uint8_t* codes) {
   for (int64_t i = 0; i < pairs; ++i) {
-    out[2 * i] = Writer::store(decode_e2m1(codes[i] & 15u) * scale);
-    out[2 * i + 1] = Writer::store(decode_e2m1(codes[i] >> 4) * scale);
+    const uint16_t pair = static_cast<uint16_t>((packed[i] & 15u) | ((packed[i] & 0xf0u) << 4));
+    memcpy(codes + 2 * i, &pair, 2);
   }
 }
 
@@ -105,21 +117,29 @@ static inline float source_scale(const Job& job, const Item& item, int64_t e, in
   return item.bad != nullptr && scale < 0.0f ? float_of(kQuietNan) : scale;
 }
 
+// Codes of a row from element k on; packed ones are unpacked into `unpacked`, kRun at a time.
 template <class Writer>
 static void decode_row(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
                        typename Writer::Stored* out) {
   const int64_t row = (n + item.offset_rows) / item.block_rows;
   int64_t column = item.offset_cols / item.block_cols;
   int64_t run = item.block_cols - item.offset_cols % item.block_cols;
+  alignas(64) uint8_t unpacked[kRun];
   for (int64_t k = 0; k < item.k; k += run, run = item.block_cols, ++column) {
     const int64_t count = item.k - k < run ? item.k - k : run;
     const float scale = source_scale(job, item, e, row, column);
-    if (job.element == kE2m1) {
-      decode_pairs<Writer>(codes + k / 2, count / 2, scale, out + k);
-    } else if (job.element == kE4m3) {
-      decode_run<kE4m3, Writer>(codes + k, count, scale, out + k);
+    if (job.element == kE4m3) {
+      decode_bytes<kE4m3, Writer>(codes + k, count, scale, out + k);
+    } else if (job.element == kE4m3Fnuz) {
+      decode_bytes<kE4m3Fnuz, Writer>(codes + k, count, scale, out + k);
     } else {
-      decode_run<kE4m3Fnuz, Writer>(codes + k, count, scale, out + k);
+      // Groups of 16 and 32 share what was unpacked for kRun elements.
+      for (int64_t i = 0; i < count;) {
+        const int64_t at = (k + i) % kRun, left = count - i < kRun - at ? count - i : kRun - at;
+        if (at == 0) unpack_nibbles(codes + (k + i) / 2, (item.k - k - i < kRun ? item.k - k - i : kRun) / 2, unpacked);
+        decode_bytes<kE2m1, Writer>(unpacked + at, left, scale, out + k + i);
+        i += left;
+      }
     }
   }
 }
