@@ -191,7 +191,7 @@ def _table_defects(value: Mapping[object, object], key_hook: Hook, inner: Hook) 
             error = attempted(lambda given: inner(given, None), each)
         if isinstance(error, ConfigError):
             found += rebased(error, str(key))
-            if len(found) > MOST_DEFECTS:
+            if len(found) >= MOST_DEFECTS:
                 return [*found, too_many("$", index)]
     return found
 

@@ -230,7 +230,7 @@ def each_checked(values: Iterable[object], check: Callable[[object], object]) ->
         made = attempted(check, each)
         if isinstance(made, ConfigError):
             defects += rebased(made, index)
-            if len(defects) > MOST_DEFECTS:
+            if len(defects) >= MOST_DEFECTS:
                 defects.append(too_many("$", index))
                 break
         found.append(made)
@@ -241,7 +241,7 @@ def each_checked(values: Iterable[object], check: Callable[[object], object]) ->
 
 def too_many(path: str, index: int) -> Defect:
     """Return the last defect of a list or table of which no more is looked at."""
-    return Defect(path, f"more than {MOST_DEFECTS} defects; nothing after member {index} was checked")
+    return Defect(path, f"maybe more defects: nothing after member {index} was checked")
 
 
 def attempted(check: Callable[[object], object], value: object) -> object:
