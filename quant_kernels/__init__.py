@@ -43,7 +43,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(message)
     from importlib import import_module  # noqa: PLC0415  (not needed until a name is asked for)
 
-    return getattr(import_module(_EXPORTS[name]), name)
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value  # found without this function from now on
+    return value
 
 
 def __dir__() -> list[str]:

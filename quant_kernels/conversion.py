@@ -21,6 +21,7 @@ from quant_kernels.checks import (
     check_output,
     check_rank,
 )
+from quant_kernels.direct import quantize_directly
 from quant_kernels.encodings import Encoded, encode_source
 from quant_kernels.job import convert, new_job
 from quant_kernels.launch import Source, run_amax, run_dense, source_device, source_shape
@@ -65,6 +66,11 @@ def quantize(  # noqa: PLR0913  (each changes one thing about the result)
         NonFiniteError: `check` found NaN or Inf.
         quant_spec.ConfigError: no format has that name.
     """
+    plain = not (check or fnuz or measure) and out is None and amax is None and layout == "row_major"
+    if plain and isinstance(format, str) and not torch.compiler.is_compiling():
+        found = quantize_directly(w, format, scale_rounding)
+        if found is not None:
+            return found
     return quantize_many(
         [w],
         format,

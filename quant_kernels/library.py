@@ -42,6 +42,7 @@ def _devices() -> int:
     return int(torch.ops.quant_kernels._native_devices()) if load_library() else 0  # noqa: SLF001
 
 
+@functools.cache
 def native_on(device_type: str) -> bool:
     """Tell whether the compiled library serves devices of this type (`cpu`, `cuda`)."""
     return bool(_devices() & {"cpu": 1, "cuda": 2}.get(device_type, 0))

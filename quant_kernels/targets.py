@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,12 +77,12 @@ class Target:
         """Return the shape of given greatest magnitudes: the scales', or one a matrix [..] for NVFP4."""
         return shape[:-2] if self.code is TargetCode.NVFP4 else self.scale_shape(shape)
 
-    @property
+    @functools.cached_property
     def op_data_dtype(self) -> torch.dtype:
         """Dtype of the codes at operator level: packed codes are bytes there."""
         return torch.uint8 if self.per_byte > 1 else self.data_dtype
 
-    @property
+    @functools.cached_property
     def op_scale_dtype(self) -> torch.dtype:
         """Dtype of the scales at operator level: E8M0 scales are bytes there."""
         return torch.uint8 if self.default_rounding else self.scale_dtype
