@@ -270,7 +270,7 @@ def _own_amax(
 
 def _check_finite(values: Tensor, work: WeightWork, place: ShardPlace, target: QuantFormat) -> None:
     """Raise on all ranks if a magnitude that they share is NaN or Inf; names rows of this rank's piece."""
-    bad = (~values.isfinite()).nonzero()
+    bad = (~values.reshape(values.shape or (1,)).isfinite()).nonzero()
     if not bad.numel():
         return
     n = work.shape[-2]

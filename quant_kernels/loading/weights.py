@@ -137,7 +137,7 @@ def _by_reference(work: WeightWork, target: QuantFormat, options: ConversionOpti
 def dense_weight(work: WeightWork, through: torch.dtype) -> Tensor:
     """Return a weight in one plain tensor: itself if it is plain and whole, else a new one."""
     first = work.parts[0].source
-    if len(work.parts) == 1 and not isinstance(first, Encoded):
+    if len(work.parts) == 1 and work.parts[0].expert is None and not isinstance(first, Encoded):
         return first
     dtypes = {through if isinstance(part.source, Encoded) else part.source.dtype for part in work.parts}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -229,7 +229,7 @@ def _allocated(work: WeightWork, target: QuantFormat, options: ConversionOptions
 
 def _view(work: WeightWork, part: Part, whole: QuantizedTensor, target: QuantFormat) -> QuantizedTensor:
     """Return the tensors that a part is written into."""
-    if len(work.parts) == 1:
+    if len(work.parts) == 1 and part.expert is None:
         return whole
     rows, cols = _scale_slices(work, part, target)
     per_byte = TARGETS[target.name].per_byte

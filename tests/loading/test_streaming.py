@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from quant_kernels.checks import NonFiniteError
 from quant_kernels.loading.model import quantize_model
 from quant_kernels.loading.streaming import OnlineQuantizer
 from quant_spec import LoadError, NameRules, QuantizationConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REQUEST = {
     "global_quant_config": "ptpc_fp8",
@@ -83,7 +88,7 @@ def quantized(model: Engine, request: object = None, **options: object) -> Engin
 def test_any_order_gives_what_quantize_model_gives(loaded: Engine, shape: str, seed: int, target: str) -> None:
     request = {"global_quant_config": target, "exclude_layer": ["lm_head", "*.gate.*"]}
     tensors = SHAPES[shape](loaded)
-    random.Random(seed).shuffle(tensors)
+    random.Random(seed).shuffle(tensors)  # noqa: S311  (an order)
     model = Engine(device="meta")
     with OnlineQuantizer(model, config(request), write_report=False) as quantizer:
         quantizer.load_all(tensors)
@@ -93,7 +98,7 @@ def test_any_order_gives_what_quantize_model_gives(loaded: Engine, shape: str, s
 
 def test_several_threads(loaded: Engine) -> None:
     tensors = list(checkpoint(loaded))
-    random.Random(3).shuffle(tensors)
+    random.Random(3).shuffle(tensors)  # noqa: S311  (an order)
     model = Engine(device="meta")
     with OnlineQuantizer(model, config(), write_report=False) as quantizer, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda pair: quantizer.load(*pair), tensors))
@@ -125,9 +130,9 @@ class Trouble:
         self.tensors = dict(checkpoint(loaded))
 
     def error(self, *extra: tuple[str, torch.Tensor], **options: object) -> str:
-        with pytest.raises(LoadError) as caught:
-            with OnlineQuantizer(Engine(device="meta"), config(), write_report=False, **options) as quantizer:
-                quantizer.load_all((*self.tensors.items(), *extra))
+        quantizer = OnlineQuantizer(Engine(device="meta"), config(), write_report=False, **options)
+        with pytest.raises(LoadError) as caught, quantizer:
+            quantizer.load_all((*self.tensors.items(), *extra))
         return str(caught.value)
 
 
@@ -191,7 +196,7 @@ def test_duplicates_before_a_layer_is_complete(loaded: Engine) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     quantizer = OnlineQuantizer(Engine(device="meta"), config(), write_report=False)
     quantizer.load(name, tensors[name])
-    with pytest.raises(LoadError, match="q_proj.weight: duplicate tensor: it has arrived before"), quantizer:
+    with pytest.raises(LoadError, match=r"q_proj\.weight: duplicate tensor: it has arrived before"), quantizer:
         quantizer.load(name, tensors[name])
     quantizer = OnlineQuantizer(Engine(device="meta"), config(), write_report=False)
     first = "model.layers.0.mlp.experts.1.up_proj.weight"
@@ -232,15 +237,17 @@ def test_bad_value_is_named_by_its_tensor(trouble: Trouble) -> None:
 
 
 def test_error_of_the_loader_stops_the_thread(loaded: Engine) -> None:
-    class Broken(RuntimeError):
+    class BrokenError(RuntimeError):
         pass
 
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from itertools.islice(checkpoint(loaded), 10)
+        raise BrokenError
+
     before = threading.active_count()
-    with pytest.raises(Broken), OnlineQuantizer(Engine(device="meta"), config(), write_report=False) as quantizer:
-        for index, pair in enumerate(checkpoint(loaded)):
-            if index == 10:
-                raise Broken
-            quantizer.load(*pair)
+    quantizer = OnlineQuantizer(Engine(device="meta"), config(), write_report=False)
+    with pytest.raises(BrokenError), quantizer:
+        quantizer.load_all(broken())
     assert threading.active_count() == before
     with pytest.raises(LoadError, match="not loaded yet"):
         _ = quantizer.report
@@ -257,9 +264,9 @@ def test_staging_stays_within_its_budget(loaded: Engine) -> None:
 def test_overflow_names_the_layers_that_wait(loaded: Engine) -> None:
     tensors = [pair for pair in checkpoint(loaded) if "experts" in pair[0]]
     tensors.sort(key=lambda pair: pair[0].split("experts.")[1])
-    with pytest.raises(LoadError) as caught:
-        with OnlineQuantizer(Engine(device="meta"), config(), staging_bytes=200_000, write_report=False) as quantizer:
-            quantizer.load_all(tensors)
+    quantizer = OnlineQuantizer(Engine(device="meta"), config(), staging_bytes=200_000, write_report=False)
+    with pytest.raises(LoadError) as caught, quantizer:
+        quantizer.load_all(tensors)
     text = str(caught.value)
     assert "staging budget of 200,000 bytes exceeded" in text
     assert "2 layers wait" in text
@@ -290,9 +297,9 @@ def test_deferred_layer_has_its_source_until_it_is_released(loaded: Engine) -> N
     assert_same(model, quantized(loaded))
 
 
-# -- quantized checkpoints ----------------------------------------------------------------------------------------------
+# -- quantized checkpoints --------------------------------------------------------------------------------------------
 
-BLOCK = {
+BLOCK: dict[str, object] = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
@@ -340,7 +347,7 @@ def decoded(tensors: list[tuple[str, torch.Tensor]], model: Engine) -> Engine:
 @pytest.mark.parametrize("target", ["ptpc_fp8", "mxfp4", "mxfp8", "nvfp4"])
 def test_block_source_streams_to_what_its_values_quantize_to(loaded: Engine, target: str) -> None:
     tensors = block_checkpoint(loaded)
-    random.Random(0).shuffle(tensors)
+    random.Random(0).shuffle(tensors)  # noqa: S311  (an order)
     request = {"global_quant_config": target, "exclude_layer": ["lm_head", "*.gate.*"]}
     model = Engine(device="meta")
     with OnlineQuantizer(model, config(request, BLOCK), write_report=False) as quantizer:
@@ -372,9 +379,10 @@ def test_kept_layers_of_a_quantized_checkpoint_keep_codes_and_scales(loaded: Eng
 def test_missing_scale_of_a_quantized_tensor_is_named(loaded: Engine) -> None:
     tensors = dict(block_checkpoint(loaded))
     del tensors["model.layers.0.self_attn.k_proj.weight_scale_inv"]
-    with pytest.raises(LoadError, match=r"1 tensors are missing: model\.layers\.0\.self_attn\.k_proj\.weight_scale"):
-        with OnlineQuantizer(Engine(device="meta"), config(None, BLOCK), write_report=False) as quantizer:
-            quantizer.load_all(tensors.items())
+    quantizer = OnlineQuantizer(Engine(device="meta"), config(None, BLOCK), write_report=False)
+    missing = r"1 tensors are missing: model\.layers\.0\.self_attn\.k_proj\.weight_scale"
+    with pytest.raises(LoadError, match=missing), quantizer:
+        quantizer.load_all(tensors.items())
 
 
 def test_deferred_quantized_layer_is_converted_from_the_module(loaded: Engine) -> None:

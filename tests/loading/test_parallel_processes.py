@@ -1,0 +1,49 @@
+"""Ranks as processes over gloo: the same results, and errors on all ranks in bounded time when one is dead or wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch.multiprocessing as mp
+from gloo_jobs import TIMEOUT, process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(size: int, folder: Path, *jobs: str) -> dict[tuple[str, int], tuple[float, str]]:
+    """Run jobs on `size` processes; return seconds and what happened, by job and rank."""
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=process, args=(rank, size, str(folder), list(jobs))) for rank in range(size)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join(120)
+        assert each.exitcode is not None, "a rank hangs"
+    found = {}
+    for job in jobs:
+        for rank in range(size):
+            path = folder / f"{job}-{rank}"
+            if path.exists():
+                seconds, _, text = path.read_text().partition("\n")
+                found[job, rank] = (float(seconds), text)
+    return found
+
+
+def test_shards_and_models_of_four_processes(tmp_path: Path) -> None:
+    found = run(4, tmp_path, "shards_equal", "models_equal", "other_config")
+    for rank in range(4):
+        assert found["shards_equal", rank][1] == "well"
+        assert found["models_equal", rank][1] == "well"
+        assert "has another config or other options" in found["other_config", rank][1]
+
+
+@pytest.mark.parametrize("job", ["dies", "stays_away"])
+def test_rank_that_does_not_answer_is_an_error_in_bounded_time(tmp_path: Path, job: str) -> None:
+    found = run(3, tmp_path, job)
+    for rank in (0, 2):
+        seconds, text = found[job, rank]
+        assert "LoadError" in text
+        assert "another rank does not answer" in text
+        assert seconds < TIMEOUT + 5
