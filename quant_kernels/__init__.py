@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quant_kernels.conversion import requantize_many as requantize_many
     from quant_kernels.fnuz import e4m3fn_to_e4m3fnuz as e4m3fn_to_e4m3fnuz
     from quant_kernels.loading.checkpoint import quantize_checkpoint as quantize_checkpoint
+    from quant_kernels.loading.model import plan_model as plan_model
     from quant_kernels.loading.model import quantize_model as quantize_model
     from quant_kernels.loading.parallel import quantize_shard as quantize_shard
     from quant_kernels.loading.streaming import OnlineQuantizer as OnlineQuantizer
@@ -24,6 +25,7 @@ _EXPORTS = {
     "amax": "quant_kernels.conversion",
     "dequantize": "quant_kernels.conversion",
     "e4m3fn_to_e4m3fnuz": "quant_kernels.fnuz",
+    "plan_model": "quant_kernels.loading.model",
     "quantize": "quant_kernels.conversion",
     "quantize_checkpoint": "quant_kernels.loading.checkpoint",
     "quantize_many": "quant_kernels.conversion",

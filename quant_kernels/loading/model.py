@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from quant_kernels.loading.decisions import LayerPlan, ModelDecisions, Policy, decide
-from quant_kernels.loading.distributed import DEFAULT_TIMEOUT, Ranks, as_ranks, together
+from quant_kernels.loading.distributed import DEFAULT_TIMEOUT, OneRank, Ranks, as_ranks, together
 from quant_kernels.loading.install import tensor_nbytes
 from quant_kernels.loading.layer import LayerConverter, SlotWork
 from quant_kernels.loading.model_report import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from quant_spec import ModelPlan
     from quant_spec.report import QuantReport
 
 META: Final = torch.device("meta")
@@ -123,6 +124,31 @@ def quantize_model(  # noqa: PLR0913  (each changes one thing about the job)
     )
     report = merged_report(ranks, decisions, part, model=name or model_name(model))
     return write_and_log(ranks, report, report_dir, write=write_report)
+
+
+def plan_model(
+    model: nn.Module,
+    config: QuantizationConfig | object,
+    *,
+    on_unsupported: str = "keep",
+    requantize_sources: Sequence[str] = (),
+    views: Sequence[ModuleView] = VIEWS,
+) -> ModelPlan:
+    """Return what `quantize_model` would make of a model; its parameters may be on meta.
+
+    Args:
+        model: the model.
+        config: as for `quantize_model`.
+        on_unsupported: as for `quantize_model`.
+        requantize_sources: as for `quantize_model`.
+        views: as for `quantize_model`.
+
+    Raises:
+        ConfigError, ResolveError, PlanError: the request is refused.
+    """
+    request = config if isinstance(config, QuantizationConfig) else QuantizationConfig.from_online(config)
+    policy = Policy(on_unsupported, tuple(requantize_sources))
+    return survey_model(model, request, OneRank(), policy, ConversionOptions(), None, views).plan
 
 
 def survey_model(
