@@ -39,12 +39,12 @@ def backend_for(device: torch.device | str) -> Backend:
 
 
 def uses_fnuz(device: torch.device | str) -> bool:
-    """Tell whether the matrix units of `device` read float8_e4m3fnuz: gfx940 … gfx942. False for everything but AMD GPUs."""
+    """Tell whether the matrix units of `device` read float8_e4m3fnuz: gfx940 … gfx942, no others."""
     found = torch.device(device)
     if found.type != "cuda" or torch.version.hip is None:
         return False
     architecture = str(torch.cuda.get_device_properties(found).gcnArchName)
-    return architecture.split(":")[0] in {"gfx940", "gfx941", "gfx942"}
+    return architecture.split(":", maxsplit=1)[0] in {"gfx940", "gfx941", "gfx942"}
 
 
 def capability(device: torch.device | str = "cpu") -> Capability:

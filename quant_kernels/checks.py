@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from quant_spec import LoadError, QuantSpecError
 from quant_spec.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WEIGHT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 _SHOWN_ROWS: Final = 5

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
 
-import quant_kernels.ops  # registers the operators that a compiled graph calls
 from quant_kernels.checks import (
     WEIGHT_DTYPES,
     KernelInputError,
@@ -28,6 +26,11 @@ from quant_kernels.launch import Source, run_amax, run_dense, source_device, sou
 from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import TARGETS
 from quant_spec import QuantFormat, QuantKey, get_format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quant_spec.formats.base import Quantizer
 
 _AMAX_BLOCKS: Final = {"row": (1, 0), "1x16": (1, 16), "1x32": (1, 32), "128x128": (128, 128), "tensor": (0, 0)}
 
@@ -122,7 +125,7 @@ def quantize_many(  # noqa: PLR0913  (as quantize)
     return convert(job, list(weights), called, check=check, out=out, amax=amax, measure=measure)
 
 
-def requantize(  # noqa: PLR0913  (each describes one thing about the source or the result)
+def requantize(  # noqa: D417, PLR0913  (each describes one thing about the source or the result)
     data: Tensor,
     scale: Tensor,
     *,
@@ -180,7 +183,7 @@ def requantize(  # noqa: PLR0913  (each describes one thing about the source or 
     )[0]
 
 
-def requantize_many(  # noqa: PLR0913  (as requantize)
+def requantize_many(  # noqa: D417, PLR0913  (as requantize)
     sources: Sequence[QuantizedTensor],
     target: str | QuantFormat,
     *,
@@ -197,9 +200,10 @@ def requantize_many(  # noqa: PLR0913  (as requantize)
     """Re-quantize the weights of a layer in one launch: `requantize` for a list of weights of one kind of source.
 
     Args:
-        sources: quantized weights whose codes and scales have one dtype each; formats without `offset` and `shard_rows`.
+        sources: quantized weights whose codes and scales have one dtype each.
         target: name of a format that has kernels, or the format.
-        through, scale_rounding, check, out, amax, fnuz, layout, measure, names: as for `requantize` and `quantize_many`.
+        through, scale_rounding, check, out, amax, fnuz, layout, measure, names: as for `requantize` and
+            `quantize_many`.
 
     Raises:
         KernelInputError, NonFiniteError, quant_spec.ConfigError: as `quantize`.
@@ -221,7 +225,7 @@ def requantize_many(  # noqa: PLR0913  (as requantize)
     return convert(job, encoded, called, check=check, out=out, amax=amax, measure=measure)
 
 
-def dequantize(
+def dequantize(  # noqa: D417  (two are described together)
     q: QuantizedTensor,
     dtype: torch.dtype = torch.bfloat16,
     *,
@@ -286,9 +290,10 @@ def amax(
         source = w
     check_choice("granularity", granularity, tuple(_AMAX_BLOCKS))
     rows, cols = _AMAX_BLOCKS[granularity]
-    *lead, n, k = source_shape(source)
+    shape_of_source = source_shape(source)
+    lead, (n, k) = shape_of_source[:-2], shape_of_source[-2:]
     tiles = (-(-n // rows) if rows else 1, -(-k // cols) if cols else 1)
-    shape = tuple(lead) if granularity == "tensor" else (*lead, *tiles)
+    shape = lead if granularity == "tensor" else (*lead, *tiles)
     device = source_device(source)
     if out is None:
         out = torch.empty(shape, device=device)
@@ -298,7 +303,7 @@ def amax(
         check_disjoint({"out": out}, {"w": source.data if isinstance(source, Encoded) else source})
         if not out.is_contiguous():
             raise KernelInputError("out", f"strides {list(out.stride())}", "a contiguous tensor")
-    if 0 in source_shape(source):
+    if 0 in shape_of_source:
         return out.zero_()
     run_amax(source, out, (rows or n, cols or k), through)
     return out
@@ -312,6 +317,6 @@ def _quantize_by_reference(w: Tensor, quant_format: QuantFormat, scale_rounding:
     check_k("w", w.shape[-1], quant_format.k_multiple, quant_format.name)
     if isinstance(function, str):
         module, _, attribute = function.partition(":")
-        function = getattr(importlib.import_module(module), attribute)
+        function = cast("Quantizer", getattr(importlib.import_module(module), attribute))
     data, scale, second = function(w, scale_rounding)
     return QuantizedTensor(data, scale, quant_format.weight, tuple(w.shape), second)

@@ -1,7 +1,7 @@
 """The short way for one whole weight: what `quantize` does when nothing but the format was asked for.
 
-Small weights are many, and the general way costs more time than they do. Everything that the general way would refuse, or
-that needs more than one native call, is left to it.
+Small weights are many, and the general way costs more time than they do. Everything that the general way would refuse,
+or that needs more than one native call, is left to it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 
 import torch
-from quant_spec import QuantKey, get_format
 from torch import Tensor
 
-from quant_kernels import launch
 from quant_kernels.job import new_job
+from quant_kernels.library import native_on
 from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import LAYOUTS, ROUNDINGS, TARGETS, Target, TargetCode
+from quant_spec import QuantKey, get_format
 
 _DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _SLOTS = [0, -1, -1, -1, 1, 2, -1, -1, -1]
@@ -39,11 +39,11 @@ def quantize_directly(weight: Tensor, name: str, rounding: str | None) -> Quanti
         KernelInputError: `rounding` does not fit the format.
     """
     code = _DTYPE_CODES.get(weight.dtype)
-    if code is None or not launch.native_on(weight.device.type):
+    if code is None or not native_on(weight.device.type):
         return None
     recipe = _recipe(name, rounding, code)
     shape = tuple(weight.shape)
-    if recipe is None or len(shape) not in (2, 3) or 0 in shape:  # noqa: PLR2004  (a matrix or a stack)
+    if recipe is None or len(shape) not in (2, 3) or 0 in shape:
         return None
     target, parameters, key = recipe
     if shape[-1] % target.k_multiple:

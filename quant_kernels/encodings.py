@@ -6,9 +6,8 @@ scales, a per-channel weight has blocks of 1 x K, a per-tensor one of N x K. Ker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -21,9 +20,13 @@ from quant_kernels.checks import (
     check_rank,
     check_shape,
 )
-from quant_spec import QuantKey
 from quant_spec.dtypes import E8M0
 from quant_spec.granularity import PerBlock, PerChannel, PerGroup, PerTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quant_spec import QuantKey
 
 _FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _FP4: Final = (torch.float4_e2m1fn_x2, torch.uint8)
@@ -114,7 +117,7 @@ def _group_format(key: QuantKey) -> str:
     }.get(parts, "")
 
 
-def encode_source(  # noqa: PLR0913  (one argument a part of the source)
+def encode_source(
     data: Tensor,
     scale: Tensor,
     key: QuantKey,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -35,8 +35,12 @@ from quant_kernels.launch import (
 )
 from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import LAYOUTS, TARGETS, Target, TargetCode
-from quant_spec import QuantFormat, QuantKey
 from quant_spec.dtypes import FP8_E4M3FNUZ
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quant_spec import QuantFormat, QuantKey
 
 _LISTED_ROWS = 5
 _UNITS = {"ptpc_fp8": "rows", "per_block_fp8": "blocks"}
@@ -82,7 +86,7 @@ def new_job(
     return Job(target, Options(rounding, layout, fnuz, through), key)
 
 
-def convert(  # noqa: PLR0913  (one argument a role)
+def convert(
     job: Job,
     sources: Sequence[Source],
     names: Sequence[str],
@@ -119,11 +123,11 @@ def convert(  # noqa: PLR0913  (one argument a role)
     if check:
         _raise_bad(job, items, names)
     if measure:
-        results = [attrs_sums(result, outputs) for result, (_, outputs) in zip(results, items, strict=True)]
+        results = [_with_error_sums(result, outputs) for result, (_, outputs) in zip(results, items, strict=True)]
     return results
 
 
-def attrs_sums(result: QuantizedTensor, outputs: Outputs) -> QuantizedTensor:
+def _with_error_sums(result: QuantizedTensor, outputs: Outputs) -> QuantizedTensor:
     """Return the result with its error sums added up over the rows."""
     assert outputs.sums is not None  # noqa: S101  (asked for by the caller)
     return QuantizedTensor(
@@ -162,8 +166,8 @@ def _given_outputs(job: Job, source: Source, amax: Tensor | None, out: Quantized
     shape, device = source_shape(source), source_device(source)
     data_shape, scale_shape = output_shapes(job.target, shape, job.options.layout)
     target = job.target
-    check_output("out.data", out.data, data_shape, {job.data_dtype: 0, job.op_data_dtype: 0}.keys())
-    check_output("out.scale", out.scale, scale_shape, {target.scale_dtype: 0, target.op_scale_dtype: 0}.keys())
+    check_output("out.data", out.data, data_shape, _distinct(job.data_dtype, job.op_data_dtype))
+    check_output("out.scale", out.scale, scale_shape, _distinct(target.scale_dtype, target.op_scale_dtype))
     written = {"out.data": out.data, "out.scale": out.scale}
     second = None
     if target.code is TargetCode.NVFP4:
@@ -175,6 +179,10 @@ def _given_outputs(job: Job, source: Source, amax: Tensor | None, out: Quantized
         check_device(argument, tensor, device)
     check_disjoint(written, _read(source, amax))
     return Outputs(out.data.view(job.op_data_dtype), out.scale.view(target.op_scale_dtype), second, amax)
+
+
+def _distinct(*dtypes: torch.dtype) -> list[torch.dtype]:
+    return list(dict.fromkeys(dtypes))
 
 
 def _read(source: Source, amax: Tensor | None) -> dict[str, Tensor]:

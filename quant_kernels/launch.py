@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +15,9 @@ from quant_kernels.library import native_on
 from quant_kernels.reference.layouts import padded_scale_shape, shuffle_scale, shuffle_weight
 from quant_kernels.targets import LAYOUTS, ROUNDINGS, Target, TargetCode, reference_quantize
 from quant_kernels.traced import trace_amax, trace_dense, trace_quantize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Source: TypeAlias = Tensor | Encoded
 """A weight as it is (float32, float16, bfloat16) or quantized."""
@@ -51,7 +53,7 @@ class Outputs:
         second: NVFP4's second scales, fp32 [..].
         amax: greatest magnitudes to use instead of the weight's own.
         bad: int64 [2]: bad rows, groups or blocks, and the first bad row; counted if it is there.
-        sums: float64 [`sum_slots`, 2], zeros: Σ w² and Σ (w − ŵ)² of each row, tile or run of rows; summed if it is there.
+        sums: float64 [`sum_slots`, 2], zeros: Σ w² and Σ (w − ŵ)² of each row, tile or run; summed if it is there.
     """
 
     data: Tensor | None = None
@@ -83,7 +85,7 @@ def new_bad_counter(device: torch.device) -> Tensor:
 
 
 def sum_slots(shape: tuple[int, ...]) -> int:
-    """Return how many partial sums a kernel may write for a weight [.., N, K]: one a row, run of 8,192 or 128 x 128 tile."""
+    """Return how many partial sums a kernel may write for a weight: one a row, tile or run of 8,192."""
     matrices, (n, k) = math.prod(shape[:-2]), shape[-2:]
     return matrices * max(n, -(-n // 128) * -(-k // 128)) + -(-matrices * n * k // 8192)
 
@@ -97,7 +99,7 @@ def output_shapes(target: Target, shape: tuple[int, ...], layout: str) -> tuple[
 
 
 def run(items: Sequence[tuple[Source, Outputs]], target: Target, options: Options) -> None:
-    """Convert every source into its outputs, in one launch where the device allows it. Arguments were checked before."""
+    """Convert every source into its outputs, in one launch where that can be. Arguments were checked before."""
     todo = [item for item in items if 0 not in source_shape(item[0])]
     empty = [item for item in items if 0 in source_shape(item[0])]
     for source, outputs in empty:
@@ -135,7 +137,7 @@ def _with_tensor_amax(source: Source, outputs: Outputs, options: Options) -> tup
         return source, outputs
     shape = source_shape(source)
     found = torch.empty(shape[:-2], device=source_device(source))
-    run_amax(source, found, shape[-2:], options.through)
+    run_amax(source, found, (shape[-2], shape[-1]), options.through)
     return source, Outputs(outputs.data, outputs.scale, outputs.second, found, outputs.bad, outputs.sums)
 
 
@@ -248,7 +250,7 @@ def _run_native(
     geometry: list[int] = []
     for source, outputs in items:
         if isinstance(source, Encoded):
-            read = (source.data, source.scale, source.second)
+            read: tuple[Tensor | None, ...] = (source.data, source.scale, source.second)
             geometry += (*source.block, *source.offset)
         else:
             read = (source, None, None)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _log = logging.getLogger("quant_kernels")
 BACKEND_VARIABLE = "QUANT_KERNELS_BACKEND"
@@ -42,9 +48,26 @@ def _devices() -> int:
     return int(torch.ops.quant_kernels._native_devices()) if load_library() else 0  # noqa: SLF001
 
 
-@functools.cache
+_plain_torch: ContextVar[bool] = ContextVar("quant_kernels_plain_torch", default=False)
+
+
+@contextmanager
+def reference_backend() -> Iterator[None]:
+    """Run the conversions of this block in plain torch, whatever was built."""
+    token = _plain_torch.set(True)
+    try:
+        yield
+    finally:
+        _plain_torch.reset(token)
+
+
 def native_on(device_type: str) -> bool:
     """Tell whether the compiled library serves devices of this type (`cpu`, `cuda`)."""
+    return _serves(device_type) and not _plain_torch.get()
+
+
+@functools.cache
+def _serves(device_type: str) -> bool:
     return bool(_devices() & {"cpu": 1, "cuda": 2}.get(device_type, 0))
 
 

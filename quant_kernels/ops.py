@@ -1,16 +1,15 @@
 """torch operators of the conversions, `torch.ops.quant_kernels.*`: what a compiled graph calls.
 
-For each target T of `quant_kernels.targets` (`ptpc_fp8`, `mxfp4`, `mxfp8`, `per_block_fp8`, `nvfp4`) there are a functional
-`quantize_T` and a `quantize_T.out`; beside them `dequantize` and `amax`, likewise. A source is a plain weight, or codes with
-`scale` (and `second_scale`, `block`, `offset`) as `quant_kernels.encodings.Encoded` describes them; E8M0 scales and
-packed codes are uint8 at this level, and FP8 codes may be (`element` then says `e4m3` or `e4m3fnuz`). Every operator has a fake kernel and runs on every device: natively where the
-library serves it, else in plain torch.
+For each target T of `quant_kernels.targets` (`ptpc_fp8`, `mxfp4`, `mxfp8`, `per_block_fp8`, `nvfp4`) there are a
+functional `quantize_T` and a `quantize_T.out`; beside them `dequantize` and `amax`, likewise. A source is a plain weight,
+or codes with `scale` (and `second_scale`, `block`, `offset`) as `quant_kernels.encodings.Encoded` describes them. E8M0
+scales and packed codes are uint8 at this level, and FP8 codes may be (`element` then says `e4m3` or `e4m3fnuz`). Every
+operator has a fake kernel and runs on every device: natively where the library serves it, else in plain torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -21,10 +20,17 @@ from quant_kernels.launch import Options, Outputs, Source, output_shapes, run, r
 from quant_kernels.library import load_library
 from quant_kernels.targets import LAYOUTS, ROUNDINGS, TARGETS, Target, TargetCode
 
-_ELEMENTS: Final = {"": torch.uint8, "e2m1": torch.uint8, "e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
-_SOURCE: Final = (
-    "Tensor? scale=None, Tensor? second_scale=None, int[2] block=[1, 1], int[2] offset=[0, 0], str element=\"\", ScalarType? through=None"
-)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_ELEMENTS: Final = {
+    "": torch.uint8,
+    "e2m1": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
+    "e4m3fnuz": torch.float8_e4m3fnuz,
+}
+_BLOCKS: Final = 'Tensor? second_scale=None, int[2] block=[1, 1], int[2] offset=[0, 0], str element=""'
+_SOURCE: Final = f"Tensor? scale=None, {_BLOCKS}, ScalarType? through=None"
 _OPTIONS: Final = 'str rounding="", str layout="row_major", Tensor? amax=None, bool fnuz=False'
 _library: Final = torch.library.Library("quant_kernels", "FRAGMENT")
 
@@ -121,9 +127,7 @@ def _quantize_functions(target: Target) -> tuple[Callable[..., tuple[Tensor, ...
     ) -> tuple[Tensor, ...]:
         columns = _columns(data, scale, element)
         outputs = _empty(target, data, columns, layout=layout, fnuz=fnuz)
-        out_kernel(
-            data, scale, second_scale, block, offset, element, through, rounding, layout, amax, fnuz, *outputs
-        )
+        out_kernel(data, scale, second_scale, block, offset, element, through, rounding, layout, amax, fnuz, *outputs)
         return outputs
 
     def fake(  # noqa: PLR0913, PLR0917
@@ -170,7 +174,7 @@ def _fake_nothing(*_arguments: object, **_options: object) -> None:
     """Stand for an operator that only writes to its destinations."""
 
 
-def _dequantize_out(  # noqa: PLR0913  (the schema's arguments)
+def _dequantize_out(
     data: Tensor,
     scale: Tensor,
     *,
@@ -185,7 +189,7 @@ def _dequantize_out(  # noqa: PLR0913  (the schema's arguments)
     run_dense([(source, out)], out.dtype)
 
 
-def _dequantize_fake(  # noqa: PLR0913
+def _dequantize_fake(
     data: Tensor,
     scale: Tensor,
     *,
@@ -200,7 +204,7 @@ def _dequantize_fake(  # noqa: PLR0913
     return data.new_empty(source.shape, dtype=dtype or torch.bfloat16)
 
 
-def _dequantize(  # noqa: PLR0913
+def _dequantize(
     data: Tensor,
     scale: Tensor,
     *,
@@ -210,7 +214,9 @@ def _dequantize(  # noqa: PLR0913
     element: str = "",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    out = _dequantize_fake(data, scale, second_scale=second_scale, block=block, offset=offset, element=element, dtype=dtype)
+    out = _dequantize_fake(
+        data, scale, second_scale=second_scale, block=block, offset=offset, element=element, dtype=dtype
+    )
     _dequantize_out(data, scale, second_scale=second_scale, block=block, offset=offset, element=element, out=out)
     return out
 
@@ -236,16 +242,15 @@ def _amax(data: Tensor, block: Sequence[int]) -> Tensor:
 def _register() -> None:
     for target in TARGETS.values():
         _define_quantize(target)
-    source = "Tensor? second_scale=None, int[2] block=[1, 1], int[2] offset=[0, 0], str element=\"\""
     _define(
         "dequantize",
-        f"(Tensor data, Tensor scale, *, {source}, ScalarType? dtype=None) -> Tensor",
+        f"(Tensor data, Tensor scale, *, {_BLOCKS}, ScalarType? dtype=None) -> Tensor",
         _dequantize,
         _dequantize_fake,
     )
     _define(
         "dequantize.out",
-        f"(Tensor data, Tensor scale, *, {source}, Tensor(a!) out) -> ()",
+        f"(Tensor data, Tensor scale, *, {_BLOCKS}, Tensor(a!) out) -> ()",
         _dequantize_out,
         _fake_nothing,
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from quant_spec import QuantKey
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from quant_spec import QuantKey
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,27 @@
-"""Self-test of a device: its conversions against the same in other arithmetic, over every 16-bit pattern and scale.
+"""Self-test of a device: its conversions against the same in other arithmetic: all patterns, all scales.
 
-A GPU's kernels (hardware conversions) are compared with the host's (integer arithmetic), the host's with plain torch. What
-an operator runs once on new hardware; it takes seconds.
+A GPU's kernels (hardware conversions) are compared with the host's (integer arithmetic), the host's with plain torch.
+What an operator runs once on new hardware; it takes seconds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
-from quant_spec import QuantKey
 from torch import Tensor
 
-from quant_kernels import launch
 from quant_kernels.capability import capability
 from quant_kernels.conversion import dequantize, quantize
-from quant_kernels.library import native_on
+from quant_kernels.library import native_on, reference_backend
 from quant_kernels.quantized import QuantizedTensor
+from quant_spec import QuantKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _DTYPES: Final = (torch.bfloat16, torch.float16)
 _GREATEST_EXPONENT: Final = {"mxfp4": 2, "mxfp8": 8}
@@ -79,36 +80,23 @@ class SelfTestReport:
 def run(device: torch.device | str | None = None) -> SelfTestReport:
     """Compare the conversions of `device` (default: the GPU if there is one that the library serves, else the CPU).
 
-    Every bf16 and fp16 pattern is quantized under every power-of-two scale (MXFP4, MXFP8) and under scales of many sizes (PTPC
-    in both variants, per block, NVFP4); every code is dequantized under every scale.
+    Every bf16 and fp16 pattern is quantized under every power-of-two scale (MXFP4, MXFP8) and under scales of many
+    sizes (PTPC in both variants, per block, NVFP4); every code is dequantized under every scale.
     """
     if device is None:
         device = "cuda" if native_on("cuda") and torch.cuda.is_available() else "cpu"
     found = torch.device(device)
     begin = time.perf_counter()
-    comparisons = [
-        _compare(name, function, found) for name, function in (*_quantizers(), *_dequantizers())
-    ]
+    comparisons = [_compare(name, function, found) for name, function in (*_quantizers(), *_dequantizers())]
     known = capability(found)
     against = "plain torch" if found.type == "cpu" else "the host's integer arithmetic"
     seconds = time.perf_counter() - begin
     return SelfTestReport(f"{known.device} ({known.name}, {known.backend})", against, tuple(comparisons), seconds)
 
 
-@contextmanager
-def _plain_torch(*, wanted: bool) -> Iterator[None]:
-    before = launch.native_on
-    if wanted:
-        launch.native_on = lambda _device_type: False
-    try:
-        yield
-    finally:
-        launch.native_on = before
-
-
 def _compare(name: str, function: Callable[[torch.device], Tensor], device: torch.device) -> Comparison:
     found = function(device).cpu()
-    with _plain_torch(wanted=device.type == "cpu"):
+    with reference_backend() if device.type == "cpu" else nullcontext():
         wanted = function(torch.device("cpu"))
     wrong = (found != wanted).flatten().nonzero().flatten()
     examples = tuple(
@@ -132,7 +120,7 @@ def _quantizers() -> Iterator[tuple[str, Callable[[torch.device], Tensor]]]:
 
 
 def _every_scale(name: str, dtype: torch.dtype) -> Callable[[torch.device], Tensor]:
-    """Codes of all patterns under all E8M0 scales: given maxima whose exponent, cut out by `floor`, is the byte wanted."""
+    """Codes of all patterns under all E8M0 scales: `floor` cuts the bytes out of given maxima."""
 
     def call(device: torch.device) -> Tensor:
         row = _patterns(dtype, device)

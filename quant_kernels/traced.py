@@ -1,4 +1,4 @@
-"""What a compiled graph records of a conversion: calls of the registered operators instead of the kernels' own entry."""
+"""What a compiled graph records of a conversion: calls of the registered operators, not of the kernels' own entry."""
 
 from __future__ import annotations
 

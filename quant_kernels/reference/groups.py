@@ -12,6 +12,7 @@ from quant_kernels.reference.rounding import (
     E4M3_MAX,
     encode_e2m1,
     encode_e4m3,
+    grouped,
     inverse_power_of_two,
     pack_e2m1,
     power_of_two,
@@ -28,7 +29,7 @@ def group_amax(weight: Tensor, group: int) -> Tensor:
     if weight.numel() == 0:
         shape = (*weight.shape[:-1], weight.shape[-1] // group)
         return weight.new_zeros(shape, dtype=torch.float32)
-    return weight.abs().unflatten(-1, (-1, group)).amax(dim=-1).float()
+    return grouped(weight.abs(), group).amax(dim=-1).float()
 
 
 def tensor_amax(weight: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def tensor_amax(weight: Tensor) -> Tensor:
 
 
 def _scaled_by_bytes(weight: Tensor, byte: Tensor) -> Tensor:
-    groups = weight.float().unflatten(-1, (-1, MX_GROUP))
+    groups = grouped(weight.float(), MX_GROUP)
     return (groups * inverse_power_of_two(byte).unsqueeze(-1)).flatten(-2)
 
 
@@ -67,7 +68,7 @@ def dequantize_mxfp4(
 ) -> Tensor:
     """Return code x scale of packed e2m1 [.., N, K/2] with E8M0 scales [.., N, K/32], rounded once to `dtype`."""
     del second_scale
-    groups = unpack_e2m1(data).unflatten(-1, (-1, MX_GROUP))
+    groups = grouped(unpack_e2m1(data), MX_GROUP)
     return (groups * power_of_two(scale).unsqueeze(-1)).flatten(-2).to(dtype)
 
 
@@ -94,7 +95,7 @@ def dequantize_mxfp8(
 ) -> Tensor:
     """Return code x scale of e4m3 [.., N, K] with E8M0 scales [.., N, K/32], rounded once to `dtype`."""
     del second_scale
-    groups = data.float().unflatten(-1, (-1, MX_GROUP))
+    groups = grouped(data.float(), MX_GROUP)
     return (groups * power_of_two(scale).unsqueeze(-1)).flatten(-2).to(dtype)
 
 
@@ -123,7 +124,7 @@ def quantize_nvfp4(
     ratio = (blocks / torch.full_like(blocks, E2M1_MAX)) / second[..., None, None]
     scale = encode_e4m3(torch.where(blocks == 0, 0.0, ratio))
     step = (scale.float() * second[..., None, None]).unsqueeze(-1)
-    groups = weight.float().unflatten(-1, (-1, NVFP4_GROUP))
+    groups = grouped(weight.float(), NVFP4_GROUP)
     codes = torch.where(step == 0, 0, encode_e2m1(groups / step)).to(torch.uint8)
     return pack_e2m1(codes.flatten(-2)), scale, second
 
@@ -138,5 +139,5 @@ def dequantize_nvfp4(
     step = scale.float()
     if second_scale is not None:
         step = step * second_scale.float().reshape(*second_scale.shape[: data.dim() - 2], 1, 1)
-    groups = unpack_e2m1(data).unflatten(-1, (-1, NVFP4_GROUP))
+    groups = grouped(unpack_e2m1(data), NVFP4_GROUP)
     return (groups * step.unsqueeze(-1)).flatten(-2).to(dtype)

@@ -57,9 +57,14 @@ def encode_e2m1(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), 7, signed).to(torch.uint8)
 
 
+def grouped(tensor: Tensor, group: int) -> Tensor:
+    """Return [.., K] as [.., K/group, group]."""
+    return tensor.reshape(*tensor.shape[:-1], tensor.shape[-1] // group, group)
+
+
 def pack_e2m1(codes: Tensor) -> Tensor:
     """Pack codes [.., K] two a byte, element 2i in the low nibble, into float4_e2m1fn_x2 [.., K/2]."""
-    pairs = codes.unflatten(-1, (-1, 2))
+    pairs = grouped(codes, 2)
     return (pairs[..., 0] | (pairs[..., 1] << 4)).contiguous().view(torch.float4_e2m1fn_x2)
 
 
@@ -68,7 +73,8 @@ def unpack_e2m1(data: Tensor) -> Tensor:
     packed = data.view(torch.uint8)
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).to(torch.int64)
     table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], device=data.device)
-    return table[codes]
+    values: Tensor = table[codes]
+    return values
 
 
 def power_of_two_bytes(amax: Tensor, element_bits: int, rounding: str) -> Tensor:

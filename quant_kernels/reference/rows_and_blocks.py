@@ -27,16 +27,16 @@ def row_amax(weight: Tensor) -> Tensor:
 
 
 def block_amax(weight: Tensor, rows: int = BLOCK, cols: int = BLOCK) -> Tensor:
-    """Return the greatest magnitude of each `rows` x `cols` tile of a weight [.., N, K] as fp32 [.., ⌈N/rows⌉, ⌈K/cols⌉].
+    """Return the greatest magnitude of each `rows` x `cols` tile of a weight [.., N, K].
 
-    Edge tiles may be partial. NaN if a tile holds one.
+    fp32 [.., ⌈N/rows⌉, ⌈K/cols⌉]. Edge tiles may be partial. NaN if a tile holds one.
     """
     n, k = weight.shape[-2:]
     tiles_n, tiles_k = -(-n // rows), -(-k // cols)
     if weight.numel() == 0:
         return weight.new_zeros((*weight.shape[:-2], tiles_n, tiles_k), dtype=torch.float32)
     padded = torch.nn.functional.pad(weight.abs(), (0, tiles_k * cols - k, 0, tiles_n * rows - n))
-    tiles = padded.unflatten(-1, (tiles_k, cols)).unflatten(-3, (tiles_n, rows))
+    tiles = padded.reshape(*weight.shape[:-2], tiles_n, rows, tiles_k, cols)
     greatest = tiles.amax(dim=(-3, -1)).float()
     return torch.where(greatest.isnan(), torch.nan, greatest)
 

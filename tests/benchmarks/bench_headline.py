@@ -10,17 +10,21 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from typing import TYPE_CHECKING
+
 from gpu_timing import copy_ceiling
 
 import quant_kernels as qk
 from quant_kernels.library import native_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BF16 = torch.bfloat16
 
@@ -57,7 +61,10 @@ RANKS = (
     ), 6, 1.14, 1.08),
     # hidden 7168, 256 experts of 2048, over 8 ranks; MoE layers only
     Rank("DeepSeek-R1 tp8 block FP8 -> PTPC + MXFP4", 58, (
-        Part(((2112, 7168), (3072, 1536), (4096, 512), (7168, 2048), (512, 7168), (7168, 256)), "ptpc_fp8", from_fp8=True),
+        Part(
+            ((2112, 7168), (3072, 1536), (4096, 512), (7168, 2048), (512, 7168), (7168, 256)),
+            "ptpc_fp8", from_fp8=True,
+        ),
         Part(((256, 512, 7168), (256, 7168, 256)), "mxfp4", from_fp8=True),
     ), 6, 1.75, 1.2),
 )  # fmt: skip
@@ -138,7 +145,8 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}: copy ceiling {ceiling:.0f} GB/s")
     for each in results:
         print(
-            f"{each['name']:44} {each['gigabytes']:6.1f} GB limit {each['limit_ms']:6.2f} ms, found {each['event_ms']:6.2f} ms"
+            f"{each['name']:44} {each['gigabytes']:6.1f} GB limit {each['limit_ms']:6.2f} ms,"
+            f" found {each['event_ms']:6.2f} ms"
             f" (host {each['host_ms']:6.2f}), ratio {each['ratio']:.3f} (at most {each['least']}, aim {each['aim']}),"
             f" extra memory {each['extra_bytes']} B"
         )

@@ -1,4 +1,4 @@
-"""Each GPU conversion as a fraction of the copy ceiling of the same card in the same run; `--json FILE` keeps the figures.
+"""Each GPU conversion as a fraction of the copy ceiling of the same card in the same run.
 
 Run: python tests/benchmarks/bench_kernels.py [--json FILE] [--only TEXT]. Says so and stops where there is no GPU.
 """
@@ -6,19 +6,24 @@ Run: python tests/benchmarks/bench_kernels.py [--json FILE] [--only TEXT]. Says 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from typing import TYPE_CHECKING
+
 from gpu_timing import copies_for, copy_ceiling, graph_microseconds
 
 import quant_kernels as qk
 from quant_kernels.library import native_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 W13_30B, W2_30B, W13_235B, W2_235B = (49152, 2048), (262144, 192), (196608, 4096), (524288, 768)
@@ -132,7 +137,9 @@ def checked_cost() -> dict[str, float]:
         times = {}
         for label, counters in (("plain", {}), ("checked", {"bad": bad}), ("measured", {"sums": sums})):
             outputs = Outputs(q.data.view(job.op_data_dtype), scale, **counters)
-            times[label] = graph_microseconds([lambda o=outputs: run([(weight, o)], job.target, job.options)] * 2)
+            times[label] = graph_microseconds(
+                [functools.partial(run, [(weight, outputs)], job.target, job.options)] * 2
+            )
         for label in ("checked", "measured"):
             found[f"{name} {label}"] = times[label] / times["plain"]
     return found

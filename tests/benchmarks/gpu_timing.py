@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 CACHE_BYTES = 600_000_000
 """Bytes that one graph walks over at least: ten times the cache of an H200."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from quant_kernels import launch
-from quant_kernels.library import native_on
+from quant_kernels.library import native_on, reference_backend
 from quant_kernels.quantized import QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -31,24 +32,13 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@contextmanager
-def _reference() -> Iterator[None]:
-    """Run every conversion in plain torch."""
-    before = launch.native_on
-    launch.native_on = lambda _device: False
-    try:
-        yield
-    finally:
-        launch.native_on = before
-
-
 @pytest.fixture
-def reference() -> Callable[[Callable[[], object]], object]:
-    """Call a function with every conversion in plain torch."""
+def reference() -> Callable[..., object]:
+    """Call a function, with its arguments, with every conversion in plain torch."""
 
-    def call(function: Callable[[], object]) -> object:
-        with _reference():
-            return function()
+    def call(function: Callable[..., object], *arguments: object, **options: object) -> object:
+        with reference_backend():
+            return function(*arguments, **options)
 
     return call
 

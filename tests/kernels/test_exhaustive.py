@@ -38,7 +38,7 @@ def pairs(packed: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fnuz", [False, True])
-def test_ptpc_codes_and_scales(dtype: torch.dtype, fnuz: bool, device: str) -> None:
+def test_ptpc_codes_and_scales(dtype: torch.dtype, *, fnuz: bool, device: str) -> None:
     weight = finite(dtype).reshape(256, 256)
     q = qk.quantize(weight.to(device), "ptpc_fp8", fnuz=fnuz)
     values = weight.float().numpy()
@@ -92,7 +92,9 @@ def test_microscaling_codes_under_every_scale(name: str, dtype: torch.dtype, dev
 def test_scale_bytes_of_every_maximum(name: str, rounding: str, device: str) -> None:
     """The byte of every positive finite bf16 and a neighbourhood in fp32, by the definitions in exact arithmetic."""
     maxima = torch.arange(1, 0x7F80).to(torch.int16).view(torch.bfloat16).float()
-    near = torch.cat((maxima, (maxima.view(torch.int32) + 1).view(torch.float32), (maxima.view(torch.int32) - 1).view(torch.float32)))
+    near = torch.cat(
+        (maxima, (maxima.view(torch.int32) + 1).view(torch.float32), (maxima.view(torch.int32) - 1).view(torch.float32))
+    )
     near = torch.nn.functional.pad(near[near.isfinite()], (0, -int(near.isfinite().sum()) % 4))
     weight = torch.zeros(near.numel() // 4, 128)
     weight[:, ::32] = near.reshape(-1, 4)
@@ -125,7 +127,11 @@ def test_fp32_ties_below_bf16_precision(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nvfp4_codes(dtype: torch.dtype, device: str) -> None:
-    weight = finite(dtype).reshape(1024, 64) if dtype is torch.float16 else finite(dtype).clamp(-1e30, 1e30).reshape(1024, 64)
+    weight = (
+        finite(dtype).reshape(1024, 64)
+        if dtype is torch.float16
+        else finite(dtype).clamp(-1e30, 1e30).reshape(1024, 64)
+    )
     q = qk.quantize(weight.to(device), "nvfp4")
     values = weight.float().numpy()
     second = np.float32(np.abs(values).max() / np.float32(2688))
@@ -150,7 +156,10 @@ def test_every_code_under_every_scale_dequantizes(word: str, dtype: torch.dtype,
     from quant_spec import QuantKey
 
     q = qk.QuantizedTensor(
-        codes.view(element).to(device), byte.view(torch.float8_e8m0fnu).to(device), QuantKey.parse(word), (255, groups * 32)
+        codes.view(element).to(device),
+        byte.view(torch.float8_e8m0fnu).to(device),
+        QuantKey.parse(word),
+        (255, groups * 32),
     )
     values = (
         pairs(codes).view(ml_dtypes.float4_e2m1fn) if word == "mxfp4" else codes.numpy().view(ml_dtypes.float8_e4m3fn)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import quant_kernels as qk
 import quant_kernels.ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FORMATS = ("ptpc_fp8", "mxfp4", "mxfp8", "per_block_fp8", "nvfp4")
 OPS = torch.ops.quant_kernels
@@ -52,7 +56,7 @@ def test_opcheck_amax(device: str) -> None:
     torch.library.opcheck(OPS.amax.out, (weight_on(device, 48, 96), [1, 32]), {"out": out})
 
 
-def test_compiled_without_graph_break(device: str, same) -> None:
+def test_compiled_without_graph_break(device: str, same: Callable[..., None]) -> None:
     def convert(weight: torch.Tensor) -> list[torch.Tensor]:
         found = []
         for name in FORMATS:
@@ -67,7 +71,7 @@ def test_compiled_without_graph_break(device: str, same) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_out_halves_of_a_fused_weight(name: str, device: str, same) -> None:
+def test_out_halves_of_a_fused_weight(name: str, device: str, same: Callable[..., None]) -> None:
     """Gate and up write into the halves of one stack, in place."""
     gate, up = weight_on(device, 3, 128, 256), weight_on(device, 3, 128, 256) * 2
     both = qk.quantize(torch.cat((gate, up), 1), name)
@@ -97,7 +101,7 @@ def test_empty_weights(name: str, shape: tuple[int, ...], device: str) -> None:
     assert q.error_sums.tolist() == [0, 0]
 
 
-def test_same_result_every_time(device: str, same) -> None:
+def test_same_result_every_time(device: str, same: Callable[..., None]) -> None:
     weight = weight_on(device, 3, 300, 416)
     for name in FORMATS:
         first = qk.quantize(weight, name, measure=True)
@@ -109,7 +113,7 @@ def test_same_result_every_time(device: str, same) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_graph_capture_and_streams(same) -> None:
+def test_graph_capture_and_streams(same: Callable[..., None]) -> None:
     weight = weight_on("cuda", 4, 256, 512)
     wanted = {name: qk.quantize(weight, name) for name in FORMATS}
     outs = {name: qk.quantize(torch.zeros_like(weight), name) for name in FORMATS}
@@ -131,7 +135,7 @@ def test_graph_capture_and_streams(same) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["ptpc_fp8", "mxfp4", "mxfp8", "per_block_fp8"])
-def test_more_than_two_to_the_32_elements(name: str, same) -> None:
+def test_more_than_two_to_the_32_elements(name: str) -> None:
     weight = torch.empty(1_050_000, 4096, dtype=torch.bfloat16, device="cuda").normal_()
     q = qk.quantize(weight, name)
     rows = slice(-256, None)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
 
 import quant_kernels as qk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TARGETS = ("ptpc_fp8", "mxfp4", "mxfp8", "per_block_fp8", "nvfp4")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -62,18 +67,18 @@ SHAPES = [(200, 352), (3, 130, 160), (2, 256, 512), (64, 7168)]
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_pass_is_two_steps(shape: tuple[int, ...], target: str, device: str, reference, same) -> None:
+def test_one_pass_is_two_steps(
+    shape: tuple[int, ...], target: str, device: str, reference: Callable[..., Any], same: Callable[..., None]
+) -> None:
     for arguments in sources(shape).values():
         moved = on(device, arguments)
         for through in DTYPES:
             found = qk.requantize(**moved, target=target, through=through)
-            same(found, reference(lambda: qk.requantize(**arguments, target=target, through=through)))
+            same(found, reference(qk.requantize, **arguments, target=target, through=through))
             key = qk.QuantizedTensor(
                 moved["data"], moved["scale"], qk_key(moved["source"]), tuple(shape), moved.get("second_scale")
             )
-            dense = qk.dequantize(
-                key, through, offset=moved.get("offset", (0, 0)), shard_rows=moved.get("shard_rows")
-            )
+            dense = qk.dequantize(key, through, offset=moved.get("offset", (0, 0)), shard_rows=moved.get("shard_rows"))
             same(found, qk.quantize(dense, target))
 
 
@@ -84,17 +89,21 @@ def qk_key(source: object) -> object:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_odd_shapes_dequantize(dtype: torch.dtype, device: str, reference, same) -> None:
+def test_odd_shapes_dequantize(
+    dtype: torch.dtype, device: str, reference: Callable[..., Any], same: Callable[..., None]
+) -> None:
     codes = torch.arange(256, dtype=torch.uint8).repeat(39)[: 37 * 261].reshape(37, 261).view(torch.float8_e4m3fn)
     scale = torch.rand(37, 1)
     q = qk.QuantizedTensor(codes, scale, qk_key("fp8_e4m3/per_channel"), (37, 261))
     moved = qk.QuantizedTensor(codes.to(device), scale.to(device), q.key, q.shape)
-    same(qk.dequantize(moved, dtype), reference(lambda: qk.dequantize(q, dtype)))
+    same(qk.dequantize(moved, dtype), reference(qk.dequantize, q, dtype))
 
 
 def test_zero_scale_decodes_to_zero(device: str) -> None:
     codes = torch.full((32, 64), 100.0, device=device).to(torch.float8_e4m3fn)
-    found = qk.requantize(codes, torch.zeros(1, device=device), source="fp8_e4m3/per_tensor", target="ptpc_fp8", check=True)
+    found = qk.requantize(
+        codes, torch.zeros(1, device=device), source="fp8_e4m3/per_tensor", target="ptpc_fp8", check=True
+    )
     assert found.data.float().abs().max() == 0
     assert torch.equal(found.scale.cpu(), torch.ones(32, 1))
 

@@ -82,7 +82,7 @@ def test_checked_mode_names_rows(name: str, shape: tuple[int, ...], device: str)
     with pytest.raises(NonFiniteError, match=r"mlp\.up: .* first bad rows: 7, 211, 290$") as caught:
         qk.quantize(weight, name, check=True, name="mlp.up")
     assert caught.value.rows == (7, 211, 290)
-    # Rows 211 and 290 of 300 are in different tiles of 128 rows; those of the stack are rows 61 and 140 of its second matrix.
+    # The bad rows are in different tiles of 128 rows, in the stack (rows 61 and 140 of its second matrix) too.
     assert caught.value.count == 3
 
 
@@ -97,5 +97,5 @@ def test_bad_values_under_given_maxima_are_seen(device: str) -> None:
     weight = torch.ones(4, 64, device=device)
     weight[2, 5] = torch.nan
     amax = torch.ones(4, 1, device=device)
-    with pytest.raises(NonFiniteError, match="first bad rows: 2$"):
+    with pytest.raises(NonFiniteError, match=r"first bad rows: 2$"):
         qk.quantize(weight, "ptpc_fp8", amax=amax, check=True)
