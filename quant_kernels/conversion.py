@@ -28,9 +28,8 @@ from quant_kernels.targets import TARGETS
 from quant_spec import QuantFormat, QuantKey, get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from quant_spec.formats.base import Quantizer
 
 _AMAX_BLOCKS: Final = {"row": (1, 0), "1x16": (1, 16), "1x32": (1, 32), "128x128": (128, 128), "tensor": (0, 0)}
 
@@ -311,12 +310,14 @@ def amax(
 
 def _quantize_by_reference(w: Tensor, quant_format: QuantFormat, scale_rounding: str | None) -> QuantizedTensor:
     """Quantize by the plain-torch function that a format without kernels names."""
-    function = quant_format.reference
-    if function is None:
+    named = quant_format.reference
+    if named is None:
         raise KernelInputError("format", repr(quant_format.name), f"one with a conversion: {', '.join(TARGETS)}")
     check_k("w", w.shape[-1], quant_format.k_multiple, quant_format.name)
-    if isinstance(function, str):
-        module, _, attribute = function.partition(":")
-        function = cast("Quantizer", getattr(importlib.import_module(module), attribute))
-    data, scale, second = function(w, scale_rounding)
+    function: object = named
+    if isinstance(named, str):
+        module, _, attribute = named.partition(":")
+        function = getattr(importlib.import_module(module), attribute)
+    quantizer = cast("Callable[[Tensor, str | None], tuple[Tensor, Tensor, Tensor | None]]", function)
+    data, scale, second = quantizer(w, scale_rounding)
     return QuantizedTensor(data, scale, quant_format.weight, tuple(w.shape), second)
