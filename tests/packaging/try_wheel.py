@@ -64,8 +64,9 @@ def main(dist: str) -> int:
         scratch = Path(name)
         bin_folder = environment(scratch / "env", wheels[0])
         work = scratch / "work"
-        # The tests alone, so that no import can come from the checkout.
-        shutil.copytree(ROOT / "tests", work / "tests")
+        # The tests and what they read, but neither package: no import can come from the checkout.
+        for folder in ("tests", "docs", "schemas"):
+            shutil.copytree(ROOT / folder, work / folder, ignore=shutil.ignore_patterns("_build", "__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", work)
         python = str(bin_folder / "python")
         quantize = ["-m", "quant_kernels.cli", "quantize", "model", "--online-quant-config"]
