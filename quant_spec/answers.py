@@ -54,7 +54,7 @@ class Row(dict[str, "LayerQuantConfig | None"]):
 class Rows(dict[str, Row]):
     """Rows by parent path."""
 
-    __slots__ = ("_config", "_levels", "_root", "_shared", "_unknown", "literals")
+    __slots__ = ("_config", "_levels", "_root", "_shared", "_spelled", "_unknown", "literals")
 
     def __init__(self, config: QuantizationConfig) -> None:
         """Start empty for `config`.
@@ -69,7 +69,8 @@ class Rows(dict[str, Row]):
             levels.append(config.source)
         resolvers = [level.matcher.resolver for level in levels]
         self._levels = resolvers if all(each.is_plain for each in resolvers) else []
-        self.literals = frozenset(name for each in self._levels for name in each.literal_names)
+        self._spelled = [each.literal_names for each in self._levels]
+        self.literals = frozenset().union(*self._spelled)
         self._root = tuple(each.root for each in self._levels)
         self._unknown = Row(self, ())
         self._shared: dict[tuple[Position, ...], Row] = {}
@@ -86,29 +87,39 @@ class Rows(dict[str, Row]):
         positions = self[above].positions if above else self._root
         row = self._unknown
         for each in reversed(missing):
-            positions = tuple(
-                level.below(position, each) for level, position in zip(self._levels, positions, strict=True)
-            )
-            row = self._row(positions)
+            positions = self._below(positions, each)
+            found = self._shared.get(positions)
+            row = self._row(positions) if found is None else found
             if len(self) >= MAX_ROWS:
                 self.clear()
             self[each] = row
         return row
 
+    def _below(self, positions: tuple[Position, ...], path: str) -> tuple[Position, ...]:
+        if len(positions) == 1:  # a config without one below it, the usual case
+            return (self._levels[0].below(positions[0], path),)
+        return tuple(level.below(position, path) for level, position in zip(self._levels, positions, strict=True))
+
     def _row(self, positions: tuple[Position, ...]) -> Row:
-        found = self._shared.get(positions)
-        if found is None:
-            if len(self._shared) >= MAX_ROWS:
-                self._shared.clear()
-            found = self._shared[positions] = Row(self, positions)
+        if len(self._shared) >= MAX_ROWS:
+            self._shared.clear()
+        found = self._shared[positions] = Row(self, positions)
         return found
 
-    def below(self, positions: tuple[Position, ...], leaf: str) -> LayerQuantConfig | None:
-        """Return the format of `leaf` below the path at `positions`, or None if more than these decides."""
+    def below(self, positions: tuple[Position, ...], leaf: str, name: str = "") -> LayerQuantConfig | None:
+        """Return the format of `leaf` below the path at `positions`, or None if more than these decides.
+
+        Args:
+            positions: those of the parent's row.
+            leaf: the last segment.
+            name: the whole name where an entry spells it in full.
+        """
         matcher = self._config.matcher
         if not positions or len(leaf) > MAX_KEY or not matcher.is_plain(leaf) or LINE_BREAK in leaf:
             return None
         found = [level.leaf(position, leaf) for level, position in zip(self._levels, positions, strict=True)]
+        if name:
+            found = [min(index, spelled.get(name, index)) for index, spelled in zip(found, self._spelled, strict=True)]
         try:
             return self._config.plain_format(found[0], found[1] if len(found) > 1 else None)
         except ResolveError:
@@ -134,8 +145,11 @@ class Answers(dict[str, "LayerQuantConfig"]):
             ResolveError: the name is none that a module can have, or its shards or experts disagree.
         """
         parent, _, leaf = name.rpartition(".")
-        found = self._rows[parent][leaf]
-        if found is None or name in self._literals:
+        row = self._rows[parent]
+        found = row[leaf]
+        if name in self._literals:
+            found = self._rows.below(row.positions, leaf, name)
+        if found is None:
             found = self._config.resolve_afresh(name)
         if len(name) <= MAX_KEY:
             if len(self) >= MAX_REMEMBERED:
@@ -153,8 +167,11 @@ class Answers(dict[str, "LayerQuantConfig"]):
         found: dict[str, LayerQuantConfig] = {}
         for name in names:
             parent, _, leaf = name.rpartition(".")
-            answer = rows[parent][leaf]
-            if answer is None or name in literals:
+            row = rows[parent]
+            answer = row[leaf]
+            if name in literals:
+                answer = rows.below(row.positions, leaf, name)
+            if answer is None:
                 answer = afresh(name)
             found[name] = answer
         return found

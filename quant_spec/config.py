@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from quant_spec.digest import digest_of
 from quant_spec.errors import ConfigError, Defect, wrong_type
 from quant_spec.layer_config import UNQUANTIZED, LayerQuantConfig
 from quant_spec.mapping import NameRules
-from quant_spec.matching import Matcher, Outcome, check_name
+from quant_spec.matching import Matcher, Outcome, Why, check_name
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, get_parser
 from quant_spec.patterns import Pattern
 from quant_spec.quant_key import QuantKey
@@ -25,16 +24,19 @@ _NO_NAMES = NameRules()
 _NO_FACTS = ModelFacts()
 
 
-def _dumped(document: object) -> str:
-    """Return a document as JSON text.
+def _copied(value: object) -> object:
+    """Return a copy of a document of which nothing is shared with it.
 
     Raises:
         ConfigError: it holds what JSON cannot say.
     """
-    try:
-        return json.dumps(document, ensure_ascii=True)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(Defect("$", f"holds what JSON cannot say: {error}")) from None
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _copied(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [each if type(each) is str else _copied(each) for each in value]
+    raise ConfigError(Defect("$", f"holds a {type(value).__name__}, which JSON cannot say", value))
 
 
 @contextlib.contextmanager
@@ -75,7 +77,7 @@ class QuantizationConfig:
     source_dtype: str = "bfloat16"
     names: NameRules = _NO_NAMES
     source: QuantizationConfig | None = None
-    _document: str = attrs.field(default="null", repr=False, eq=False)
+    _document: object = attrs.field(default=None, repr=False, eq=False)
 
     # -- making -----------------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class QuantizationConfig:
             raise ConfigError(wrong_type("$", quantization_config, "object", "null"))
         method = detect_method(quantization_config, facts)
         if method is None:
-            return cls(source_dtype=facts.torch_dtype, names=names, document=_dumped(quantization_config))
+            return cls(source_dtype=facts.torch_dtype, names=names, document=_copied(quantization_config))
         parsed = get_parser(method).parse(quantization_config, facts)
         return cls._from_parsed(parsed, quantization_config, facts.torch_dtype, names)
 
@@ -161,7 +163,7 @@ class QuantizationConfig:
             tensor_names=parsed.tensor_names,
             source_dtype=dtype,
             names=names,
-            document=_dumped(document),
+            document=_copied(document),
         )
 
     def remapped(
@@ -197,7 +199,8 @@ class QuantizationConfig:
 
     def to_dict(self) -> dict[str, object] | None:
         """Return the document that was parsed (a request: under `request`); parsed again it gives an equal config."""
-        found: dict[str, object] | None = json.loads(self._document)
+        found = _copied(self._document)
+        assert found is None or isinstance(found, dict)  # noqa: S101  (only objects and null are parsed)
         return found
 
     # -- asking -----------------------------------------------------------------------------------------------------
@@ -259,10 +262,15 @@ class QuantizationConfig:
         key = (index, below)
         found = self._met.get(key)
         if found is None:
-            outcome = self.matcher.outcomes[index]
-            made = self._stored(name, outcome) if below is None else meet(name, outcome, below, None)
-            found = self._met[key] = made.config
+            found = self._met[key] = self._met_afresh(name, self.matcher.outcomes[index], below)
         return found
+
+    def _met_afresh(self, name: str, outcome: Outcome, below: LayerQuantConfig | None) -> LayerQuantConfig:
+        if below is None:
+            return outcome.spec.resolved()
+        if outcome.why is Why.EXCLUDE:  # of which there may be thousands
+            return below
+        return meet(name, outcome, below, None).config
 
     def resolve_many(self, names: Iterable[str]) -> dict[str, LayerQuantConfig]:
         """Return the format of each of `names`, the whole model in one pass.

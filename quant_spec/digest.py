@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, TypeAlias
 
 from quant_spec.unset import UNSET, UnsetType
@@ -42,13 +41,13 @@ def _entry(entry: Pattern) -> Canonical:
 def canonical(config: QuantizationConfig) -> Canonical:
     """Return what decides the answers of a config as plain JSON values."""
     names = config.names
-    excludes = {json.dumps(_entry(entry)) for entry in config.exclude_layers if entry.target}
+    excludes = {(entry.kind.value, entry.scope.value, entry.target) for entry in config.exclude_layers if entry.target}
     return {
         "version": SCHEMA_VERSION,
         "quant_method": config.quant_method,
         "global": _spec(config.global_spec),
         "patterns": [[_entry(entry), _spec(spec)] for entry, spec in config.layer_pattern_specs],
-        "excludes": [*sorted(excludes)],
+        "excludes": [[*each] for each in sorted(excludes)],
         "classes": [[_entry(entry), _spec(spec)] for entry, spec in config.class_specs],
         "kv_cache": _key(config.kv_cache),
         "source_dtype": config.source_dtype,
@@ -64,6 +63,7 @@ def canonical(config: QuantizationConfig) -> Canonical:
 def digest_of(config: QuantizationConfig) -> str:
     """Return the SHA-256 of `canonical(config)` as 64 hexadecimal digits."""
     import hashlib  # noqa: PLC0415  (5 ms of start-up, for compile caches only)
+    import json  # noqa: PLC0415  (likewise)
 
     text = json.dumps(canonical(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

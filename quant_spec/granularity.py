@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final, TypeAlias
 
@@ -111,7 +112,12 @@ _PLAIN: Final[dict[str, Granularity]] = {
     "per_channel": PerChannel(),
     "per_token": PerToken(),
 }
-_SIZED: Final = re.compile(r"group_(?P<group>[1-9]\d*)|block_(?P<rows>[1-9]\d*)x(?P<cols>[1-9]\d*)", re.ASCII)
+
+
+@functools.cache
+def _sized() -> re.Pattern[str]:
+    """Compile when first asked for: importing must be quick."""
+    return re.compile(r"group_(?P<group>[1-9]\d*)|block_(?P<rows>[1-9]\d*)x(?P<cols>[1-9]\d*)", re.ASCII)
 
 
 def parse_granularity(text: str, path: str = "$") -> Granularity:
@@ -122,7 +128,7 @@ def parse_granularity(text: str, path: str = "$") -> Granularity:
     """
     if text in _PLAIN:
         return _PLAIN[text]
-    match = _SIZED.fullmatch(text)
+    match = _sized().fullmatch(text)
     if match is None:
         allowed = (*_PLAIN, "group_N", "block_RxC")
         raise ConfigError(Defect(path, f"unknown granularity {shown(text)}", text, allowed))

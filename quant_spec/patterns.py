@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
+import itertools
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -16,9 +18,16 @@ from quant_spec.errors import ConfigError, Defect, shown
 from quant_spec.globs import compile_glob
 from quant_spec.regexes import check_regex
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 REGEX_PREFIX: Final = "re:"
-GLOB_CHARACTERS: Final = frozenset("*?[")
 EXPERTS: Final = "experts"
+
+
+def is_glob(text: str) -> bool:
+    """Tell whether `text` holds a wildcard."""
+    return "*" in text or "?" in text or "[" in text
 
 
 class PatternKind(enum.Enum):
@@ -79,11 +88,27 @@ class Pattern:
             expression = text[len(REGEX_PREFIX) :]
             check_regex(expression, path)
             return cls(text, path, PatternKind.REGEX, scope, expression)
-        if "*" in text or "?" in text or "[" in text:
-            return cls(text, path, PatternKind.GLOB, scope)
+        if is_glob(text):
+            return cls(text, path, PatternKind.GLOB, scope, text)
         if classes and text[:1].isupper() and "." not in text:
-            return cls(text, path, PatternKind.CLASS, scope)
-        return cls(text, path, PatternKind.LITERAL, scope)
+            return cls(text, path, PatternKind.CLASS, scope, text)
+        return cls(text, path, PatternKind.LITERAL, scope, text)
+
+    @classmethod
+    def parse_all(
+        cls, texts: Sequence[str], path: str, scope: Scope = Scope.SUBTREE, *, classes: bool = False
+    ) -> tuple[Pattern, ...]:
+        """Return the entries of the list at `path`; empty ones match nothing and are left out.
+
+        Raises:
+            ConfigError: as `parse`, for the first that is refused.
+        """
+        together = "\n".join(texts)
+        if classes or REGEX_PREFIX in together or is_glob(together):
+            return tuple(
+                cls.parse(text, f"{path}[{index}]", scope, classes=classes) for index, text in enumerate(texts) if text
+            )
+        return _literals(texts, path, scope)
 
     @classmethod
     def slot(cls, kind: str, path: str) -> Pattern:
@@ -119,6 +144,22 @@ class Pattern:
     def __str__(self) -> str:
         """Return the entry as written."""
         return self.text
+
+
+def _literals(texts: Sequence[str], path: str, scope: Scope) -> tuple[Pattern, ...]:
+    """Return literals field by field: thousands of them take half the time of as many initialisers."""
+    found = [object.__new__(Pattern) for text in texts if text]
+    kept = [text for text in texts if text]
+    columns: dict[str, Iterable[object]] = {
+        "text": kept,
+        "path": [f"{path}[{index}]" for index, text in enumerate(texts) if text],
+        "kind": itertools.repeat(PatternKind.LITERAL),
+        "scope": itertools.repeat(scope),
+        "target": kept,
+    }
+    for name, values in columns.items():
+        collections.deque(map(getattr(Pattern, name).__set__, found, values), maxlen=0)
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -205,9 +205,12 @@ class Resolver:
         return self._plain
 
     @property
-    def literal_names(self) -> Iterable[str]:
-        """Names that a literal spells in full: positions do not know them."""
-        return self._subtrees.keys() | self._exact.keys()
+    def literal_names(self) -> dict[str, int]:
+        """Names that a literal spells in full, with the least index of one: positions do not know them."""
+        found = {name: indices[0] for name, indices in self._exact.items()}
+        for name, indices in self._subtrees.items():
+            found[name] = min(indices[0], found.get(name, self.none))
+        return found
 
     @property
     def root(self) -> Position:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
@@ -156,6 +155,8 @@ class FormatRegistry:
     def _load_builtins(self) -> None:
         if not self._loaded_builtins:
             self._loaded_builtins = True
+            import pkgutil  # noqa: PLC0415  (when the first format is asked for)
+
             package = importlib.import_module("quant_spec.formats")
             for module in pkgutil.iter_modules(package.__path__, "quant_spec.formats."):
                 importlib.import_module(module.name)

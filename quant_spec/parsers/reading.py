@@ -28,10 +28,7 @@ def patterns(
     entries: Iterable[str] | UnsetType | None, path: str, scope: Scope, *, classes: bool = False
 ) -> tuple[Pattern, ...]:
     """Return the patterns of a list of entries at `path`; empty entries match nothing and are left out."""
-    listed = entries or ()
-    return tuple(
-        Pattern.parse(text, f"{path}[{index}]", scope, classes=classes) for index, text in enumerate(listed) if text
-    )
+    return Pattern.parse_all(tuple(entries or ()), path, scope, classes=classes)
 
 
 def joined(

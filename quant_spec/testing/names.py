@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from hypothesis import strategies as st
 
 from quant_spec.mapping import NameRules
-from quant_spec.patterns import GLOB_CHARACTERS
+from quant_spec.patterns import is_glob
 from quant_spec.testing.expressions import globs, linear_regexes
 from quant_spec.testing.families import MODEL_FAMILIES, ModelFamily
 
@@ -83,15 +83,11 @@ def _entries(names: tuple[str, ...]) -> st.SearchStrategy[str]:
     changes = st.lists(st.sampled_from(_CHANGES), max_size=7)
     return st.one_of(
         plain,
-        st.tuples(plain, st.just("") | st.sampled_from(_AROUND), changes).map(_glob).filter(_is_glob),
+        st.tuples(plain, st.just("") | st.sampled_from(_AROUND), changes).map(_glob).filter(is_glob),
         st.tuples(plain, st.sampled_from(_EXPRESSIONS)).map(_expression),
-        globs().filter(_is_glob),
+        globs().filter(is_glob),
         linear_regexes().map("re:{}".format),
     )
-
-
-def _is_glob(text: str) -> bool:
-    return not GLOB_CHARACTERS.isdisjoint(text)
 
 
 def entries(names: Iterable[str]) -> st.SearchStrategy[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 
+import attrs
 import pytest
 
 from quant_spec import ConfigError, Pattern, PatternKind, Scope
@@ -77,6 +78,22 @@ def test_the_kind_is_in_the_text(text: str, kind: PatternKind | None) -> None:
 )
 def test_coverage(text: str, scope: Scope, name: str, covered: bool) -> None:  # noqa: FBT001
     assert Pattern.parse(text, "$", scope).covers(name) is covered
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize(
+    "texts",
+    [(), ("a", "", "b.c"), ("a", "*b", "", "re:c"), ("re:x",), ("", ""), ("a\nb", "\n"), ("Linear", "x")],
+)
+def test_a_list_is_its_entries_one_by_one(texts: tuple[str, ...], scope: Scope) -> None:
+    for classes in (False, True):
+        one_by_one = tuple(
+            Pattern.parse(text, f"$.e[{index}]", scope, classes=classes) for index, text in enumerate(texts) if text
+        )
+        together = Pattern.parse_all(texts, "$.e", scope, classes=classes)
+        assert together == one_by_one
+        assert [*map(attrs.astuple, together)] == [*map(attrs.astuple, one_by_one)]
+        assert [*map(hash, together)] == [*map(hash, one_by_one)]
 
 
 def test_classes_and_slots() -> None:
