@@ -12,7 +12,7 @@ import attrs
 from quant_spec.answers import Answers
 from quant_spec.decision import Decision, ModuleInfo, meet
 from quant_spec.digest import digest_of
-from quant_spec.errors import ConfigError, Defect, wrong_type
+from quant_spec.errors import ConfigError, Defect, ResolveError, wrong_type
 from quant_spec.layer_config import UNQUANTIZED, LayerQuantConfig
 from quant_spec.mapping import NameRules
 from quant_spec.matching import Matcher, Outcome, Why, check_name
@@ -222,7 +222,7 @@ class QuantizationConfig:
         return Answers(self)
 
     @functools.cached_property
-    def _met(self) -> dict[tuple[int, LayerQuantConfig | None], LayerQuantConfig]:
+    def _met(self) -> dict[tuple[int, int | None], LayerQuantConfig]:
         return {}
 
     def resolve(self, prefix: str) -> LayerQuantConfig:
@@ -239,8 +239,11 @@ class QuantizationConfig:
         matcher = self.matcher
         if not matcher.is_plain(name):
             return self.explain(name).config
-        spec = None if self.source is None else self.source.resolve_afresh(name)
-        return self._met_format(name, matcher.first(name), spec)
+        source_index = None if self.source is None else self.source.matcher.first(name)
+        try:
+            return self.plain_format(matcher.first(name), source_index)
+        except ResolveError:
+            return self.explain(name).config  # raises again, with the name
 
     def plain_format(self, index: int, source_index: int | None) -> LayerQuantConfig:
         """Return the format of a module that is neither fused nor a container, by the entries that come first for it.
@@ -252,25 +255,21 @@ class QuantizationConfig:
         Raises:
             ResolveError: an activation is asked for alone, and the checkpoint has another one.
         """
-        index = min(index, self.matcher.default_class)
-        if self.source is None:
-            return self._met_format("", index, None)
-        below = self.source.matcher.default_class if source_index is None else source_index
-        return self._met_format("", index, self.source.plain_format(below, None))
-
-    def _met_format(self, name: str, index: int, below: LayerQuantConfig | None) -> LayerQuantConfig:
-        key = (index, below)
+        key = (index, source_index)
         found = self._met.get(key)
         if found is None:
-            found = self._met[key] = self._met_afresh(name, self.matcher.outcomes[index], below)
+            found = self._met[key] = self._met_afresh(index, source_index)
         return found
 
-    def _met_afresh(self, name: str, outcome: Outcome, below: LayerQuantConfig | None) -> LayerQuantConfig:
-        if below is None:
+    def _met_afresh(self, index: int, source_index: int | None) -> LayerQuantConfig:
+        outcome = self.matcher.outcomes[min(index, self.matcher.default_class)]
+        if self.source is None:
             return outcome.spec.resolved()
+        default = self.source.matcher.default_class
+        below = self.source.plain_format(default if source_index is None else source_index, None)
         if outcome.why is Why.EXCLUDE:  # of which there may be thousands
             return below
-        return meet(name, outcome, below, None).config
+        return meet("", outcome, below, None).config
 
     def resolve_many(self, names: Iterable[str]) -> dict[str, LayerQuantConfig]:
         """Return the format of each of `names`, the whole model in one pass.
