@@ -33,7 +33,8 @@ class QuantFormat:
         allowed_activations: activations that some backend can run with this weight; the default is always among them.
         scale_roundings: ways to round a power-of-two scale, the default first; empty if scales are not powers of two.
         k_multiple: the input side, per rank, must be a multiple of this.
-        reference: plain-torch quantizer, a callable or `module:function`; None if no conversion to it exists.
+        reference: plain-torch quantizer `(weight, scale_rounding) -> (data, scale, second_scale or None)`, callable
+            or `module:function`; None if no conversion to it exists.
         dequantize: plain-torch dequantizer `(data, scale, second_scale, dtype) -> weight`, likewise.
         requestable: False for formats known as sources only.
     """
