@@ -75,15 +75,11 @@ QK_DEVICE void tile_block(const WorkList& list) {
   if (thread == 0) *place<float>(item.scale, e, stripe, column) = scale;
   const Divider divider(scale, greatest);
   LaneSums sums;
-  const auto convert = [&](const Values& values, int pass) {
+  const auto convert = [&]<bool plain>(const Values& values, int pass) {
     const int64_t n = stripe * kSide + pass * kRowsAPass + thread / kLanesARow;
     if (n >= item.n || k >= item.k) return;
     uint32_t codes[kBlockLane / 4];
-    if (divider.plain) {
-      encode_divided<true>(values, divider, false, codes);
-    } else {
-      encode_divided<false>(values, divider, false, codes);
-    }
+    encode_divided<plain>(values, divider, false, codes);
     const int64_t left = item.k - k;
     uint8_t* address = job.layout == kCdna ? place<uint8_t>(item.data, e, 0, 0) + cdna_weight_offset(n, k, item.k)
                                            : place<uint8_t>(item.data, e, n, k);
@@ -97,10 +93,13 @@ QK_DEVICE void tile_block(const WorkList& list) {
   };
   if constexpr (Loader::kCareful) {
 #pragma unroll 1
-    for (int i = 0; i < kPasses; ++i) convert(load(i), i);
+    for (int i = 0; i < kPasses; ++i) convert.template operator()<false>(load(i), i);
+  } else if (divider.plain) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) convert.template operator()<true>(held[i], i);
   } else {
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) convert(held[i], i);
+    for (int i = 0; i < kPasses; ++i) convert.template operator()<false>(held[i], i);
   }
   if constexpr (measured) {
     sums.reduce(32);

@@ -17,18 +17,13 @@ QK_DEVICE void store_elements(char* address, const Values& values) {
   }
 }
 
-template <class Loader>
+template <class Loader, bool square>
 QK_DEVICE void dense_block(const WorkList& list) {
   using Values = typename Loader::Values;
-  const int64_t tile = block_index();
   const Job& job = list.job;
-  const Item& item = item_of_tile(list, tile);
-  const TileStart start(item, tile);
+  const Item& item = item_of_tile(list, block_index());
   constexpr int kBytes = Values::kHalves ? 2 : 4;
-  const auto store = [&](const Values& values, const Spot& at) {
-    if (!at.live) return;
-    char* address =
-        static_cast<char*>(item.data.data) + (start.e * item.data.stride_e + at.n * item.data.stride_n + at.k) * kBytes;
+  const auto store = [&](const Values& values, char* address) {
     if (!Loader::kCareful || item.aligned) {
       for (int part = 0; part < Values::kWords / 4; ++part) {
         const uint32_t* w = values.w + 4 * part;
@@ -38,27 +33,38 @@ QK_DEVICE void dense_block(const WorkList& list) {
       store_elements(address, values);
     }
   };
-  if constexpr (Loader::kCareful) {
+  const auto target = [&](int64_t e, int64_t n, int64_t k) {
+    return static_cast<char*>(item.data.data) + (e * item.data.stride_e + n * item.data.stride_n + k) * kBytes;
+  };
+  if constexpr (square) {
+    const SquareTile at(item, block_index(), false);
+    const int reach = at.reach(item);
+    if (reach == 0) return;
+    const auto column = Loader::column(job, item, at.e, at.n, at.k);
+    char* address = target(at.e, at.n, at.k);
+    const int64_t step = item.data.stride_n * kBytes * kSquareStep;
+    typename Loader::Raw raw[kTilePacks];
+#pragma unroll
+    for (int i = 0; i < kTilePacks; ++i) {
+      raw[i] = i < reach ? Loader::fetch_down(column, i * kSquareStep) : Loader::nothing();
+    }
+#pragma unroll
+    for (int i = 0; i < kTilePacks; ++i) {
+      if (i < reach) store(Loader::decode(raw[i]), address + i * step);
+    }
+  } else {
+    const TileStart start(item, block_index());
 #pragma unroll 1
     for (int i = 0; i < kTilePacks; ++i) {
       const Spot at = start.spot(item, i);
-      if (at.live) store(Loader::load(job, item, start.e, at.n, at.k), at);
+      if (at.live) store(Loader::load(job, item, start.e, at.n, at.k), target(start.e, at.n, at.k));
     }
-  } else {
-    Values held[kTilePacks];
-#pragma unroll
-    for (int i = 0; i < kTilePacks; ++i) {
-      const Spot at = start.spot(item, i);
-      if (at.live) held[i] = Loader::load(job, item, start.e, at.n, at.k);
-    }
-#pragma unroll
-    for (int i = 0; i < kTilePacks; ++i) store(held[i], start.spot(item, i));
   }
 }
 
-template <class Loader>
+template <class Loader, bool square>
 QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) dense_kernel(QK_ARGUMENT WorkList list) {
-  dense_block<Loader>(list);
+  dense_block<Loader, square>(list);
 }
 
 // Rows whose length is no multiple of 8: one element a thread.
@@ -89,10 +95,11 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) dense_elements_kernel(QK_ARGUMENT 
 #if defined(QK_LAUNCHERS)
 
 const char* launch_dense(WorkList& list, int64_t stream) {
-  bool packs = true, whole = true;
+  bool packs = true, whole = true, square = true;
   for (int i = 0; i < list.count; ++i) {
     packs = packs && list.items[i].k % kTileLane == 0;
     whole = whole && list.items[i].aligned;
+    square = square && squarish(list.items[i]);
     list.items[i].row_magic = row_magic(list.items[i].k / kTileLane);
   }
   const Job& job = list.job;
@@ -103,12 +110,27 @@ const char* launch_dense(WorkList& list, int64_t stream) {
     if (job.through == kF16) return start(dense_elements_kernel<kF16>, tiles, kTileThreads, list, stream);
     return start(dense_elements_kernel<kBf16>, tiles, kTileThreads, list, stream);
   }
-  const int64_t tiles =
-      number_tiles(list, [](const Item& item) { return item.e * tiles_a_matrix(item); });
-  const auto run = [&](auto loader) { return start(dense_kernel<decltype(loader)>, tiles, kTileThreads, list, stream); };
+  const auto run = [&](auto loader) {
+    using Loader = decltype(loader);
+    if constexpr (!Loader::kCareful) {
+      if (square) {
+        const int64_t tiles = number_tiles(list, square_tiles);
+        return start(dense_kernel<Loader, true>, tiles, kTileThreads, list, stream);
+      }
+    }
+    const int64_t tiles = number_tiles(list, [](const Item& item) { return item.e * tiles_a_matrix(item); });
+    return start(dense_kernel<Loader, false>, tiles, kTileThreads, list, stream);
+  };
   const auto of_element = [&]<Element through>() -> const char* {
-    if (whole && job.element == kE4m3) return run(EncodedLoader<kE4m3, through, kTileLane>{});
-    if (whole && job.element == kE2m1) return run(EncodedLoader<kE2m1, through, kTileLane>{});
+    if (whole && job.element == kE4m3 && job.scale_type == kScaleF32) {
+      return run(EncodedLoader<kE4m3, through, kTileLane, kScaleF32>{});
+    }
+    if (whole && job.element == kE4m3 && job.scale_type == kScaleE8m0) {
+      return run(EncodedLoader<kE4m3, through, kTileLane, kScaleE8m0>{});
+    }
+    if (whole && job.element == kE2m1 && job.scale_type == kScaleE8m0) {
+      return run(EncodedLoader<kE2m1, through, kTileLane, kScaleE8m0>{});
+    }
     return run(CarefulLoader<through, kTileLane>{});
   };
   if (job.through == kF32) return of_element.template operator()<kF32>();

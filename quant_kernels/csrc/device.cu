@@ -58,7 +58,7 @@ void join_matrices(const Job& job, Item& item) {
 
 // Rows without gaps are one row, where groups are all that counts.
 void join_rows(const Job& job, Item& item) {
-  if (item.e != 1 || job.layout == kCdna || job.encoded || item.bad != nullptr) return;
+  if (item.e != 1 || job.layout == kCdna || job.encoded) return;
   if (job.target != kMxfp4 && job.target != kMxfp8) return;
   const int64_t width = job.target == kMxfp4 ? item.k / 2 : item.k;
   if (item.source.stride_n != item.k || item.source.stride_k != 1) return;

@@ -48,7 +48,7 @@ struct PlainLoader {
   using Values = Pack<element, lane>;
   using Raw = Values;
   static constexpr int kLane = lane;
-  static constexpr bool kCareful = false;
+  static constexpr bool kCareful = false, kPlain = true;
   static constexpr int kBytes = Values::kHalves ? 2 : 4;
 
   struct Row {
@@ -67,6 +67,20 @@ struct PlainLoader {
       for (int i = 0; i < 4; ++i) values.w[4 * part + i] = words.w[i];
     }
     return values;
+  }
+
+  // What does not change down a column of packs.
+  struct Column {
+    const char* address;
+    int64_t stride;
+  };
+
+  QK_DEVICE_MEMBER static Column column(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
+    return {row(job, item, e, n, k).address, item.source.stride_n * kBytes};
+  }
+
+  QK_DEVICE_MEMBER static Raw fetch_down(const Column& column, int rows) {
+    return fetch({column.address + rows * column.stride}, 0);
   }
 
   QK_DEVICE_MEMBER static Raw nothing() {
@@ -144,7 +158,7 @@ template <Element element, Element through, int lane, ScaleType scale_type>
 struct EncodedLoader {
   using Values = Pack<through, lane>;
   static constexpr int kLane = lane;
-  static constexpr bool kCareful = false;
+  static constexpr bool kCareful = false, kPlain = false;
   static constexpr int kPerByte = element == kE2m1 ? 2 : 1;
 
   struct Raw {
@@ -160,25 +174,58 @@ struct EncodedLoader {
     bool checked;
   };
 
+  static constexpr int kScaleBytes = scale_type == kScaleF32 ? 4 : 1;
+
+  QK_DEVICE_MEMBER static const char* codes(const Item& item, int64_t e, int64_t n, int64_t k) {
+    const View& view = item.source;
+    return static_cast<const char*>(view.data) + e * view.stride_e + n * view.stride_n + k / kPerByte;
+  }
+
+  QK_DEVICE_MEMBER static const char* scales(const Item& item, int64_t e, int64_t row, int64_t column) {
+    const View& view = item.source_scale;
+    return static_cast<const char*>(view.data) +
+           (e * view.stride_e + row * view.stride_n + column * view.stride_k) * kScaleBytes;
+  }
+
   QK_DEVICE_MEMBER static Row row(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
-    constexpr int kScaleBytes = scale_type == kScaleF32 ? 4 : 1;
-    const View& scale = item.source_scale;
-    return {static_cast<const char*>(item.source.data) + e * item.source.stride_e + n * item.source.stride_n + k / kPerByte,
-            static_cast<const char*>(scale.data) +
-                (e * scale.stride_e + ((n + item.offset_rows) >> item.row_shift) * scale.stride_n) * kScaleBytes,
-            k + item.offset_cols, scale.stride_k * kScaleBytes, item.col_shift, item.bad != nullptr};
+    return {codes(item, e, n, k), scales(item, e, (n + item.offset_rows) >> item.row_shift, 0), k + item.offset_cols,
+            item.source_scale.stride_k * kScaleBytes, item.col_shift, item.bad != nullptr};
+  }
+
+  QK_DEVICE_MEMBER static float scale_at_address(const char* address, bool checked) {
+    if constexpr (scale_type == kScaleF32) {
+      const float scale = *reinterpret_cast<const float*>(address);
+      return checked && scale < 0.0f ? float_of(kQuietNan) : scale;
+    } else {
+      return decode_e8m0(*reinterpret_cast<const uint8_t*>(address));
+    }
   }
 
   QK_DEVICE_MEMBER static Raw fetch(const Row& row, int k) {
     Raw raw;
     fetch_codes<element, lane>(row.address + k / kPerByte, raw.words);
-    const char* address = row.scales + ((row.first + k) >> row.shift) * row.stride;
-    if constexpr (scale_type == kScaleF32) {
-      raw.scale = *reinterpret_cast<const float*>(address);
-      raw.scale = row.checked && raw.scale < 0.0f ? float_of(kQuietNan) : raw.scale;
-    } else {
-      raw.scale = decode_e8m0(*reinterpret_cast<const uint8_t*>(address));
-    }
+    raw.scale = scale_at_address(row.scales + ((row.first + k) >> row.shift) * row.stride, row.checked);
+    return raw;
+  }
+
+  struct Column {
+    const char* address;
+    const char* scales;
+    int64_t first, stride, scale_stride;
+    int shift;
+    bool checked;
+  };
+
+  QK_DEVICE_MEMBER static Column column(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
+    return {codes(item, e, n, k), scales(item, e, 0, (k + item.offset_cols) >> item.col_shift), n + item.offset_rows,
+            item.source.stride_n, item.source_scale.stride_n * kScaleBytes, item.row_shift, item.bad != nullptr};
+  }
+
+  QK_DEVICE_MEMBER static Raw fetch_down(const Column& column, int rows) {
+    Raw raw;
+    fetch_codes<element, lane>(column.address + rows * column.stride, raw.words);
+    raw.scale = scale_at_address(column.scales + ((column.first + rows) >> column.shift) * column.scale_stride,
+                                 column.checked);
     return raw;
   }
 
@@ -225,7 +272,7 @@ template <Element element, int lane>
 struct CarefulLoader {
   using Values = Pack<element, lane>;
   static constexpr int kLane = lane;
-  static constexpr bool kCareful = true;
+  static constexpr bool kCareful = true, kPlain = false;
 
   QK_DEVICE_MEMBER static Values load(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
     Values values;

@@ -13,7 +13,8 @@ template <Target target>
 constexpr int kCodeWords = target == kMxfp8 ? 2 : 1;
 
 template <Target target, class Values>
-QK_DEVICE void encode_group(const Values& values, uint32_t scale_code, float step, uint32_t (&codes)[kCodeWords<target>]) {
+QK_DEVICE void encode_group(const Values& values, uint32_t amax, uint32_t scale_code, float step,
+                            uint32_t (&codes)[kCodeWords<target>]) {
   if constexpr (target == kMxfp4) {
     codes[0] = pack_e2m1(values, scale_code);
   } else if constexpr (target == kMxfp8) {
@@ -23,8 +24,142 @@ QK_DEVICE void encode_group(const Values& values, uint32_t scale_code, float ste
                            values.value(4 * i + 2) * factor, values.value(4 * i + 3) * factor);
     }
   } else {
+    const Divider divider(step, amax);
     codes[0] = 0;
-    for (int i = 0; i < kTileLane; ++i) codes[0] |= nvfp4_code(values.value(i), step) << (4 * i);
+    if (step == 0.0f) return;
+    for (int i = 0; i < kTileLane; ++i) {
+      const float value = values.value(i);
+      codes[0] |= encode_e2m1(divider.plain ? divider.divide_plain(value) : divider.divide(value)) << (4 * i);
+    }
+  }
+}
+
+// How a block's packs lie.
+enum class Places {
+  kFlat,  // one row of all elements, whatever the rows were: no arithmetic on rows at all
+  kSquare,  // 32 rows x 256 columns
+  kCdna,  // the same in CDNA order: the scales of a block are 256 bytes side by side, its codes runs of 512
+  kRows,  // consecutive packs of rows: whatever the others do not take
+};
+
+// Bytes of a pack's codes.
+template <Target target>
+constexpr int kCodeBytes = target == kMxfp8 ? kTileLane : kTileLane / 2;
+
+// The greatest magnitude of a pack's group, for all the lanes that share it.
+template <int group, class Values>
+QK_DEVICE uint32_t group_amax(const Values& values) {
+  uint32_t partial = values.partial_amax();
+#pragma unroll
+  for (int distance = 1; distance < group / kTileLane; distance *= 2) {
+    partial = Values::greater(partial, shuffle_xor(partial, distance));
+  }
+  return Values::amax_bits(partial);
+}
+
+template <Target target, class Values>
+QK_DEVICE void add_group_errors(LaneSums& sums, const Values& values, const uint32_t (&codes)[kCodeWords<target>],
+                                float step) {
+  float decoded[kTileLane];
+  if constexpr (target == kMxfp8) {
+    unpack_e4m3(codes[0], decoded);
+    unpack_e4m3(codes[1], decoded + 4);
+  } else {
+    unpack_e2m1(codes[0], decoded);
+  }
+  for (int j = 0; j < kTileLane; ++j) sums.add(values.value(j), decoded[j] * step);
+}
+
+// A block of flat packs: MXFP4 and MXFP8 of plain sources.
+template <class Loader, Target target, bool measured>
+QK_DEVICE void flat_block(const WorkList& list, LaneSums& sums) {
+  using Values = typename Loader::Values;
+  const Job& job = list.job;
+  const Item& item = item_of_tile(list, block_index());
+  const int64_t first = (block_index() - item.first_tile) * (kFlatElements / kTileLane) + thread_index();
+  const int64_t packs = item.k / kTileLane - first;
+  const int reach = packs < kFlatPacks * kTileThreads ? static_cast<int>(packs) : kFlatPacks * kTileThreads;
+  const uint32_t rounding = scale_rounding_bits(job.rounding, target == kMxfp4 ? 4 : 8);
+  const auto source = Loader::row(job, item, 0, 0, first * kTileLane);
+  uint8_t* data = static_cast<uint8_t*>(item.data.data) + first * kCodeBytes<target>;
+  uint8_t* scales = static_cast<uint8_t*>(item.scale.data) + first / 4;
+
+  Values held[kFlatPacks];
+#pragma unroll
+  for (int i = 0; i < kFlatPacks; ++i) {
+    held[i] = i * kTileThreads < reach ? Loader::fetch(source, i * kTileThreads * kTileLane) : Loader::nothing();
+  }
+#pragma unroll
+  for (int i = 0; i < kFlatPacks; ++i) {
+    const uint32_t amax = group_amax<32>(held[i]);
+    if (i * kTileThreads >= reach) continue;
+    const uint32_t scale_code = e8m0_of_amax(amax, rounding, target == kMxfp4 ? 2u : 8u);
+    if (thread_index() % 4 == 0) {
+      if (item.bad != nullptr && amax >= kInfinity) {
+        check_amax(item, amax, divide(first + i * kTileThreads, item.scale_k * 4));
+      }
+      scales[i * (kTileThreads / 4)] = static_cast<uint8_t>(scale_code);
+    }
+    uint32_t codes[kCodeWords<target>];
+    encode_group<target>(held[i], amax, scale_code, 0.0f, codes);
+    store_codes(data + i * kTileThreads * kCodeBytes<target>, codes, true, 0);
+    if constexpr (measured) add_group_errors<target>(sums, held[i], codes, decode_e8m0(scale_code));
+  }
+}
+
+// A block of 32 rows x 256 columns: MXFP4 and MXFP8. In CDNA order its scales are gathered in shared memory.
+template <class Loader, Target target, bool cdna>
+QK_DEVICE void square_block(const WorkList& list) {
+  using Values = typename Loader::Values;
+  QK_SHARED uint32_t shared[kSquareRows * kSquareColumns / 32 / 4];
+  uint8_t* staged = reinterpret_cast<uint8_t*>(shared);
+  const Job& job = list.job;
+  const Item& item = item_of_tile(list, block_index());
+  const SquareTile at(item, block_index(), cdna);
+  const uint32_t rounding = scale_rounding_bits(job.rounding, target == kMxfp4 ? 4 : 8);
+  const int reach = at.reach(item);
+  const auto column = Loader::column(job, item, at.e, reach > 0 ? at.n : 0, reach > 0 ? at.k : 0);
+
+  typename Loader::Raw raw[kTilePacks];
+#pragma unroll
+  for (int i = 0; i < kTilePacks; ++i) {
+    raw[i] = i < reach ? Loader::fetch_down(column, i * kSquareStep) : Loader::nothing();
+  }
+  const int64_t width = item.k * kCodeBytes<target> / kTileLane, place_k = at.k * kCodeBytes<target> / kTileLane;
+  uint8_t* data = place<uint8_t>(item.data, at.e, cdna ? 0 : at.n, cdna ? 0 : place_k);
+  uint8_t* scales = place<uint8_t>(item.scale, at.e, cdna ? 0 : at.n, cdna ? 0 : at.k / 32);
+  const int64_t data_step = item.data.stride_n * kSquareStep, scale_step = item.scale.stride_n * kSquareStep;
+#pragma unroll
+  for (int i = 0; i < kTilePacks; ++i) {
+    const Values values = Loader::decode(raw[i]);
+    uint32_t amax = group_amax<32>(values);
+    if (i >= reach) continue;
+    const int64_t n = at.n + kSquareStep * i;
+    const bool first = at.pack % 4 == 0;
+    if (first) check_amax(item, amax, at.e * item.n + n);
+    if (item.amax.data != nullptr) amax = given_amax(item, at.e, n, at.k / 32);
+    const uint32_t scale_code = e8m0_of_amax(amax, rounding, target == kMxfp4 ? 2u : 8u);
+    if (first) {
+      uint8_t* address =
+          cdna ? staged + cdna_scale_offset(at.row + kSquareStep * i, at.pack / 4, 8) : scales + i * scale_step;
+      *address = static_cast<uint8_t>(scale_code);
+    }
+    uint32_t codes[kCodeWords<target>];
+    encode_group<target>(values, amax, scale_code, 0.0f, codes);
+    store_codes(data + (cdna ? cdna_weight_offset(n, place_k, width) : i * data_step), codes, true, 0);
+  }
+  if constexpr (cdna) {
+    barrier();
+    const int thread = thread_index();
+    scales += cdna_scale_offset(at.stripe * kSquareRows, at.column * 8, item.scale_k);
+    if (at.stripe * kSquareRows + kSquareRows <= item.n && at.column * kSquareColumns + kSquareColumns <= item.k) {
+      if (thread < kSquareRows * kSquareColumns / 32 / 4) store_once(scales + 4 * thread, Words1{{shared[thread]}});
+    } else {
+      const int each = thread / 8, group = thread % 8;
+      if (at.stripe * kSquareRows + each < item.n && at.column * kSquareColumns + group * 32 < item.k) {
+        scales[cdna_scale_offset(each, group, 8)] = staged[cdna_scale_offset(each, group, 8)];
+      }
+    }
   }
 }
 
@@ -41,26 +176,20 @@ QK_DEVICE void store_group_codes(const Job& job, const Item& item, int64_t e, co
   store_codes(address, codes, whole, kTileLane / kPerByte);
 }
 
-// `target` kAmax: groups of `group`, maxima alone.
+// A block of packs of rows: every target, layout and source. `target` kAmax: groups of `group`, maxima alone.
 template <class Loader, Target target, int group, bool measured>
-QK_DEVICE void groups_block(const WorkList& list) {
+QK_DEVICE void rows_of_groups_block(const WorkList& list, LaneSums& sums) {
   using Values = typename Loader::Values;
-  constexpr int kSharers = group / kTileLane;
   const int64_t tile = block_index();
   const Job& job = list.job;
   const Item& item = item_of_tile(list, tile);
   const TileStart start(item, tile);
   const uint32_t rounding = scale_rounding_bits(job.rounding, target == kMxfp4 ? 4 : 8);
 
-  LaneSums sums;
   const auto convert = [&](const Values& values, const Spot& at) {
-    uint32_t partial = values.partial_amax();
-    for (int distance = 1; distance < kSharers; distance *= 2) {
-      partial = Values::greater(partial, shuffle_xor(partial, distance));
-    }
-    uint32_t amax = Values::amax_bits(partial);
+    uint32_t amax = group_amax<group>(values);
     if (!at.live) return;
-    const bool first = thread_index() % kSharers == 0;
+    const bool first = thread_index() % (group / kTileLane) == 0;
     const int64_t column = at.k / group;
     if (first) check_amax(item, amax, (start.e * item.n + at.n));
     if constexpr (target == kAmax) {
@@ -86,15 +215,9 @@ QK_DEVICE void groups_block(const WorkList& list) {
         *address = static_cast<uint8_t>(scale_code);
       }
       uint32_t codes[kCodeWords<target>];
-      encode_group<target>(values, scale_code, step, codes);
+      encode_group<target>(values, amax, scale_code, step, codes);
       store_group_codes<target>(job, item, start.e, at, codes, !Loader::kCareful || item.aligned);
-      if constexpr (measured) {
-        for (int j = 0; j < kTileLane; ++j) {
-          const float decoded = target == kMxfp8 ? decode_e4m3((codes[j / 4 % kCodeWords<target>] >> (j % 4 * 8)) & 0xffu)
-                                                 : decode_e2m1((codes[0] >> (4 * j)) & 15u);
-          sums.add(values.value(j), decoded * step);
-        }
-      }
+      if constexpr (measured) add_group_errors<target>(sums, values, codes, step);
     }
   };
   if constexpr (Loader::kCareful) {
@@ -107,15 +230,27 @@ QK_DEVICE void groups_block(const WorkList& list) {
       convert(values, at);
     }
   } else {
-    Values held[kTilePacks];
+    typename Loader::Raw raw[kTilePacks];
 #pragma unroll
     for (int i = 0; i < kTilePacks; ++i) {
       const Spot at = start.spot(item, i);
-      held[i].clear();
-      if (at.live) held[i] = Loader::load(job, item, start.e, at.n, at.k);
+      raw[i] = Loader::nothing();
+      if (at.live) raw[i] = Loader::fetch(Loader::row(job, item, start.e, at.n, at.k), 0);
     }
 #pragma unroll
-    for (int i = 0; i < kTilePacks; ++i) convert(held[i], start.spot(item, i));
+    for (int i = 0; i < kTilePacks; ++i) convert(Loader::decode(raw[i]), start.spot(item, i));
+  }
+}
+
+template <class Loader, Target target, int group, Places places, bool measured>
+QK_DEVICE void groups_block(const WorkList& list) {
+  LaneSums sums;
+  if constexpr (places == Places::kFlat) {
+    flat_block<Loader, target, measured>(list, sums);
+  } else if constexpr (places == Places::kCdna || places == Places::kSquare) {
+    square_block<Loader, target, places == Places::kCdna>(list);
+  } else {
+    rows_of_groups_block<Loader, target, group, measured>(list, sums);
   }
   if constexpr (measured) {
     QK_SHARED float shared[2 * (kTileThreads / 32)];
@@ -127,16 +262,17 @@ QK_DEVICE void groups_block(const WorkList& list) {
     }
     barrier();
     if (thread < 2) {
+      const Item& item = item_of_tile(list, block_index());
       double total = 0;
       for (int i = 0; i < kTileThreads / 32; ++i) total += static_cast<double>(shared[2 * i + thread]);
-      item.sums[2 * (tile - item.first_tile) + thread] = total;
+      item.sums[2 * (block_index() - item.first_tile) + thread] = total;
     }
   }
 }
 
-template <class Loader, Target target, int group, bool measured>
+template <class Loader, Target target, int group, Places places, bool measured>
 QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList list) {
-  groups_block<Loader, target, group, measured>(list);
+  groups_block<Loader, target, group, places, measured>(list);
 }
 
 }  // namespace
@@ -145,16 +281,40 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList
 
 namespace {
 
-template <class Loader, Target target, int group>
-const char* launch(WorkList& list, int64_t stream) {
-  const int64_t tiles =
-      number_tiles(list, [](const Item& item) { return item.e * tiles_a_matrix(item); });
-  if constexpr (target != kAmax) {
+template <class Loader, Target target, int group, Places places>
+const char* launch_placed(WorkList& list, int64_t stream) {
+  constexpr bool square = places == Places::kCdna || places == Places::kSquare;
+  const int64_t tiles = number_tiles(list, [](const Item& item) {
+    if (places == Places::kFlat) return ceil_div(item.k, kFlatElements);
+    return square ? square_tiles(item) : item.e * tiles_a_matrix(item);
+  });
+  if constexpr (target != kAmax && !square) {
     if (list.items[0].sums != nullptr) {
-      return qk::start(groups_kernel<Loader, target, group, true>, tiles, kTileThreads, list, stream);
+      return qk::start(groups_kernel<Loader, target, group, places, true>, tiles, kTileThreads, list, stream);
     }
   }
-  return qk::start(groups_kernel<Loader, target, group, false>, tiles, kTileThreads, list, stream);
+  return qk::start(groups_kernel<Loader, target, group, places, false>, tiles, kTileThreads, list, stream);
+}
+
+template <class Loader, Target target, int group>
+const char* launch(WorkList& list, int64_t stream) {
+  if constexpr (!Loader::kCareful && (target == kMxfp4 || target == kMxfp8)) {
+    const bool measured = list.items[0].sums != nullptr;
+    bool flat = Loader::kPlain && list.job.layout != kCdna, square = !measured;
+    for (int i = 0; i < list.count; ++i) {
+      const Item& item = list.items[i];
+      flat = flat && item.n == 1 && item.e == 1 && item.amax.data == nullptr;
+      square = square && squarish(item);
+    }
+    if (list.job.layout == kCdna && !measured) {
+      return launch_placed<Loader, target, group, Places::kCdna>(list, stream);
+    }
+    if constexpr (Loader::kPlain) {
+      if (flat) return launch_placed<Loader, target, group, Places::kFlat>(list, stream);
+    }
+    if (square) return launch_placed<Loader, target, group, Places::kSquare>(list, stream);
+  }
+  return launch_placed<Loader, target, group, Places::kRows>(list, stream);
 }
 
 }  // namespace

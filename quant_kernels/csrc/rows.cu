@@ -171,29 +171,54 @@ const char* launch(WorkList& list, int64_t stream) {
                   : start(rows_kernel<Loader, threads, packs, false>, tiles, kRowThreads, list, stream);
 }
 
-// The narrowest shape that holds the longest row of the list.
+// The shapes by the packs of a row that they hold; the last one reads rows of any length twice.
+constexpr int64_t kReaches[] = {32, 128, 256, 512, 1024, 2048};
+constexpr int kShapes = 7;
+
 template <class Loader>
-const char* launch_shape(WorkList& list, int64_t stream) {
-  int64_t packs = 0;
-  for (int i = 0; i < list.count; ++i) {
-    const int64_t found = ceil_div(list.items[i].k, Loader::kLane);
-    packs = found > packs ? found : packs;
-  }
+const char* launch_shape(WorkList& list, int shape, int64_t stream) {
   if constexpr (!Loader::kCareful) {
-    if (packs <= 32) return launch<Loader, 8, 4>(list, stream);
-    if (packs <= 128) return launch<Loader, 32, 4>(list, stream);
-    if (packs <= 256) return launch<Loader, 32, 8>(list, stream);
-    if (packs <= 512) return launch<Loader, 128, 4>(list, stream);
-    if (packs <= 1024) return launch<Loader, 128, 8>(list, stream);
-    if (packs <= 2048) return launch<Loader, 256, 8>(list, stream);
+    switch (shape) {
+      case 0: return launch<Loader, 8, 4>(list, stream);
+      case 1: return launch<Loader, 32, 4>(list, stream);
+      case 2: return launch<Loader, 32, 8>(list, stream);
+      case 3: return launch<Loader, 128, 4>(list, stream);
+      case 4: return launch<Loader, 128, 8>(list, stream);
+      case 5: return launch<Loader, 256, 8>(list, stream);
+      default: break;
+    }
   }
   return launch<Loader, 256, 0>(list, stream);
+}
+
+// The narrowest shape that holds a row. Rows of other lengths take other shapes: a list is launched once for each.
+template <class Loader>
+int shape_of(const Item& item) {
+  if constexpr (Loader::kCareful) return kShapes - 1;
+  const int64_t packs = ceil_div(item.k, Loader::kLane);
+  int shape = 0;
+  while (shape < kShapes - 1 && packs > kReaches[shape]) ++shape;
+  return shape;
+}
+
+template <class Loader>
+const char* launch_shapes(const WorkList& list, int64_t stream) {
+  for (int shape = 0; shape < kShapes; ++shape) {
+    WorkList some{};
+    some.job = list.job;
+    for (int i = 0; i < list.count; ++i) {
+      if (shape_of<Loader>(list.items[i]) == shape) some.items[some.count++] = list.items[i];
+    }
+    if (some.count == 0) continue;
+    if (const char* error = launch_shape<Loader>(some, shape, stream)) return error;
+  }
+  return nullptr;
 }
 
 }  // namespace
 
 const char* launch_rows(WorkList& list, int64_t stream) {
-  return with_loader<RowLanes>(list, [&](auto loader) { return launch_shape<decltype(loader)>(list, stream); });
+  return with_loader<RowLanes>(list, [&](auto loader) { return launch_shapes<decltype(loader)>(list, stream); });
 }
 
 #endif

@@ -11,6 +11,10 @@ constexpr int kTileLane = 8;
 constexpr int kTilePacks = 4;  // packs of a lane: independent loads in flight
 constexpr int64_t kTileElements = int64_t{kTileThreads} * kTileLane * kTilePacks;
 
+// Blocks of kernels that need no place at all take more.
+constexpr int kFlatPacks = 8;
+constexpr int64_t kFlatElements = int64_t{kTileThreads} * kTileLane * kFlatPacks;
+
 QK_FN int64_t tiles_a_matrix(const Item& item) { return (item.n * item.k + kTileElements - 1) / kTileElements; }
 
 // A pack's place in its matrix.
@@ -37,15 +41,52 @@ struct TileStart {
 
   // The lane's pack number `index` of the tile.
   QK_DEVICE_MEMBER Spot spot(const Item& item, int index) const {
-    const int64_t local = pack + index * kTileThreads + thread_index();
-    if (one_row) return Spot{0, local * kTileLane, local * kTileLane < item.k};
+    const uint32_t ahead = static_cast<uint32_t>(index * kTileThreads + thread_index());
+    if (one_row) return Spot{0, (pack + ahead) * kTileLane, (pack + ahead) * kTileLane < item.k};
+    const uint32_t local = static_cast<uint32_t>(pack) + ahead;
     const uint32_t down = item.row_magic != 0
                               ? static_cast<uint32_t>((static_cast<uint64_t>(local) * item.row_magic) >> 32)
-                              : static_cast<uint32_t>(local) / packs_a_row;
+                              : local / packs_a_row;
     const int64_t n = row + down;
-    return Spot{n, (local - static_cast<int64_t>(down) * packs_a_row) * kTileLane, n < item.n};
+    return Spot{n, static_cast<int64_t>((local - down * packs_a_row) * kTileLane), n < item.n};
   }
 };
+
+// Tiles of 32 rows x 256 columns: a lane keeps its column of 8 elements and takes rows 8 apart, so that what belongs to the
+// column is found once. A warp takes whole rows, or (CDNA order) 4 rows of 64 columns, which are runs of stored codes.
+constexpr int kSquareRows = 32, kSquareColumns = 256, kSquareStep = kSquareRows / kTilePacks;
+
+struct SquareTile {
+  int64_t e, n, k, stripe, column;
+  int row, pack;  // within the tile
+
+  QK_DEVICE_MEMBER SquareTile(const Item& item, int64_t tile, bool cdna) {
+    const int64_t across = (item.k + kSquareColumns - 1) / kSquareColumns;
+    const MatrixTile at(item, tile, across * ((item.n + kSquareRows - 1) / kSquareRows));
+    const int thread = thread_index();
+    e = at.e;
+    stripe = across == 1 ? at.index : divide(at.index, across);
+    column = at.index - stripe * across;
+    row = cdna ? thread / 128 * 4 + thread % 32 / 8 : thread / 32;
+    pack = cdna ? thread / 32 % 4 * 8 + thread % 8 : thread % 32;
+    n = stripe * kSquareRows + row;
+    k = column * kSquareColumns + pack * kTileLane;
+  }
+
+  // How many of the lane's packs lie in the matrix.
+  QK_DEVICE_MEMBER int reach(const Item& item) const {
+    const int64_t rows = item.n - n;
+    if (k >= item.k || rows <= 0) return 0;
+    return rows >= kSquareRows ? kTilePacks : (static_cast<int>(rows) + kSquareStep - 1) / kSquareStep;
+  }
+};
+
+inline int64_t square_tiles(const Item& item) {
+  return item.e * ((item.n + kSquareRows - 1) / kSquareRows) * ((item.k + kSquareColumns - 1) / kSquareColumns);
+}
+
+// Whether such tiles are well filled.
+inline bool squarish(const Item& item) { return item.n >= kSquareRows && item.k >= kSquareColumns / 2; }
 
 // Multiplier by which a pack's number is divided by the packs of a row; exact as long as their product is under 2^32.
 inline uint32_t row_magic(int64_t packs_a_row) {
