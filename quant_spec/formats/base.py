@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
@@ -129,6 +130,9 @@ class FormatRegistry:
         self._by_key: dict[QuantKey, QuantFormat | None] = {}
         self._loaded_builtins = False
         self._loaded_plugins = False
+        # Always taken for a look-up: a thread must not see the registry while another one fills it. Re-entrant, since
+        # a plug-in may look formats up while it is loaded.
+        self._lock = threading.RLock()
 
     def register(self, quant_format: QuantFormat) -> QuantFormat:
         """Add a format and return it.
@@ -154,7 +158,9 @@ class FormatRegistry:
         self._words = {word: owner for word, owner in self._words.items() if owner != name}
 
     def _load_builtins(self) -> None:
-        if not self._loaded_builtins:
+        with self._lock:
+            if self._loaded_builtins:
+                return
             self._loaded_builtins = True
             import pkgutil  # noqa: PLC0415  (when the first format is asked for)
 
@@ -163,7 +169,9 @@ class FormatRegistry:
                 importlib.import_module(module.name)
 
     def _load_plugins(self) -> None:
-        if not self._loaded_plugins:
+        with self._lock:
+            if self._loaded_plugins:
+                return
             self._loaded_plugins = True
             from importlib.metadata import entry_points  # noqa: PLC0415  (22 ms, for an unknown word only)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
@@ -113,6 +114,8 @@ class ParserRegistry:
         """Start empty; a built-in parser is read when asked for, entry points on the first unknown method."""
         self._parsers: dict[str, QuantParser] = {}
         self._loaded_plugins = False
+        # A thread must not see the registry while another one fills it; re-entrant, since a plug-in may ask it too.
+        self._lock = threading.RLock()
 
     def register(self, methods: tuple[str, ...], parser: QuantParser) -> None:
         """Add a parser under each of `methods`.
@@ -139,7 +142,9 @@ class ParserRegistry:
             importlib.import_module(module)
 
     def _load_plugins(self) -> None:
-        if not self._loaded_plugins:
+        with self._lock:
+            if self._loaded_plugins:
+                return
             self._loaded_plugins = True
             from importlib.metadata import entry_points  # noqa: PLC0415  (22 ms, for an unknown word only)
 
