@@ -2,7 +2,7 @@
 
 For each target T of `quant_kernels.targets` (`ptpc_fp8`, `mxfp4`, `mxfp8`, `per_block_fp8`, `nvfp4`) there are a
 functional `quantize_T` and a `quantize_T.out`; beside them `dequantize` and `amax`, likewise. A source is a plain
-weight, or codes with `scale` (and `second_scale`, `block`, `offset`) as `quant_kernels.encodings.Encoded` describes them. E8M0
+weight, or codes with `scale` (and `second_scale`, `block`, `offset`) as in `quant_kernels.encodings.Encoded`. E8M0
 scales and packed codes are uint8 at this level, and FP8 codes may be (`element` then says `e4m3` or `e4m3fnuz`). Every
 operator has a fake kernel and runs on every device: natively where the library serves it, else in plain torch.
 """
