@@ -125,17 +125,14 @@ def decide(
         obstacle = _cut_obstacle(name, info, config, placements.get(name), policy)
         if obstacle:
             infos[name] = attrs.evolve(info, obstacle=obstacle)
-    decisions = _decisions(infos, config, policy)
+    made, decisions = _planned(infos, config, policy)
     while found := _tied_obstacles(decisions, ties):
         for name, obstacle in found.items():
             infos[name] = attrs.evolve(infos[name], obstacle=obstacle)
-        decisions = _decisions(infos, config, policy)
+        made, decisions = _planned(infos, config, policy)
     if not any(decision.changes for decision in decisions.values()):
         plan(config, infos)
         raise PlanError("the config is no request: it says how a checkpoint is stored and asks for no other format")
-    made = plan(config, infos, allow_unchanged=True)
-    modules = tuple(attrs.evolve(module, decision=decisions[module.name]) for module in made.modules)
-    made = attrs.evolve(made, modules=modules)
     layers = tuple(
         LayerPlan(view, decisions[name], placements.get(name), _target(decisions[name])) for name, view in views.items()
     )
@@ -144,13 +141,22 @@ def decide(
     return result
 
 
-def _decisions(infos: Mapping[str, ModuleInfo], config: QuantizationConfig, policy: Policy) -> dict[str, Decision]:
-    return {name: _explained(name, info, config, policy) for name, info in infos.items()}
+def _planned(
+    infos: Mapping[str, ModuleInfo], config: QuantizationConfig, policy: Policy
+) -> tuple[ModelPlan, dict[str, Decision]]:
+    """Return the plan, with conversions that the policy allows in it, and its decisions by name."""
+    made = plan(config, infos, allow_unchanged=True)
+    decisions = {module.name: module.decision for module in made.modules}
+    if policy.requantize_sources:
+        for name, info in infos.items():
+            decisions[name] = _allowed(name, info, decisions[name], policy)
+        modules = tuple(attrs.evolve(module, decision=decisions[module.name]) for module in made.modules)
+        made = attrs.evolve(made, modules=modules)
+    return made, decisions
 
 
-def _explained(name: str, info: ModuleInfo, config: QuantizationConfig, policy: Policy) -> Decision:
+def _allowed(name: str, info: ModuleInfo, made: Decision, policy: Policy) -> Decision:
     """Return the config's decision, or a conversion where the policy allows one that the config leaves out."""
-    made = config.explain(name, info)
     source, wanted = made.source.weight_key, made.requested.weight
     if made.why is not Why.UNSUPPORTED or not wanted or source is None or info.obstacle:
         return made
@@ -192,7 +198,7 @@ def _cut_obstacle(
     """Return why the pieces of a layer cannot be stored in the format that it would get, or an empty text."""
     if placement is None or info.obstacle or not any(place.is_cut for place in placement.places):
         return ""
-    decision = _explained(name, info, config, policy)
+    decision = _allowed(name, info, config.explain(name, info), policy)
     target = format_of_key(decision.config.weight_key) if decision.changes and decision.config.weight_key else None
     if target is None:
         return ""

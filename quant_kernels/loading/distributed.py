@@ -138,7 +138,9 @@ class ProcessRanks:
 
 
 def _gather_into(out: Tensor, value: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
-    return cast("dist.Work | None", dist.all_gather_into_tensor(out, value, group=group, async_op=True))
+    # torch 2.13 has renamed all_gather_into_tensor.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return cast("dist.Work | None", gather(out, value, group=group, async_op=True))
 
 
 def as_ranks(group: Ranks | dist.ProcessGroup | DeviceMesh | None, *, timeout: float = DEFAULT_TIMEOUT) -> Ranks:

@@ -13,6 +13,7 @@ alike. Other views are passed as `views=`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -46,6 +47,7 @@ STACK_ROLES: Final[dict[str, Role]] = {
 }
 """Names of stacked expert weights, with or without `_weight` behind them."""
 
+_PACKED: Final = (torch.uint8, torch.float4_e2m1fn_x2)
 _MATRIX: Final = 2
 _STACK: Final = 3
 _WIDTHS: Final = ("logical_widths", "output_partition_sizes", "output_sizes")
@@ -82,21 +84,19 @@ class WeightSlot:
 
     @property
     def tensor(self) -> Tensor:
-        """The parameter."""
-        found = getattr(self.owner, self.attribute)
-        assert isinstance(found, Tensor)  # noqa: S101  (a view names tensors alone)
+        """The parameter (or buffer)."""
+        found: Tensor | None = self.owner._parameters.get(self.attribute)  # noqa: SLF001  (getattr of a module takes five times as long)
+        if found is None:
+            found = self.owner._buffers[self.attribute]  # noqa: SLF001
+        assert found is not None  # noqa: S101  (a view names tensors alone)
         return found
 
-    @property
-    def per_byte(self) -> int:
-        """Elements in one element of the parameter: 2 where 4-bit codes are packed."""
-        return 2 if self.tensor.dtype in (torch.uint8, torch.float4_e2m1fn_x2) else 1
-
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape [N, K] or [E, N, K] of the weight, in elements."""
-        *lead, last = self.tensor.shape
-        return (*lead, last * self.per_byte)
+        """Shape [N, K] or [E, N, K] of the weight, in elements: packed 4-bit codes count twice."""
+        tensor = self.tensor
+        *lead, last = tensor.shape
+        return (*lead, last * (2 if tensor.dtype in _PACKED else 1))
 
 
 @attrs.frozen(eq=False)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from quant_kernels.loading.modules import WeightSlot
 
+_WEIGHT_AND_BIAS: Final = 2
 PLAIN_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of unquantized weights."""
 SCALE_SUFFIXES: Final = ("_scale", "_scale_inv")
@@ -98,6 +99,19 @@ def stored_scales(slot: WeightSlot) -> StoredScales:
     Raises:
         LoadError: two spellings of its scales are there at once.
     """
+    owner = slot.owner
+    if len(owner._parameters) + len(owner._buffers) + len(owner._modules) <= _WEIGHT_AND_BIAS:  # noqa: SLF001
+        # Most modules hold a weight and a bias: there is nothing to look for.
+        return StoredScales() if _has_no_more(owner, slot.attribute) else _stored_scales(slot)
+    return _stored_scales(slot)
+
+
+def _has_no_more(owner: nn.Module, attribute: str) -> bool:
+    names = (*owner._parameters, *owner._buffers, *owner._modules)  # noqa: SLF001  (named_parameters takes long)
+    return all(name in (attribute, "bias") for name in names)
+
+
+def _stored_scales(slot: WeightSlot) -> StoredScales:
     owner = slot.owner
     found = {name: tensor for name in scale_names(slot.attribute) if (tensor := attribute_of(owner, name)) is not None}
     if len(found) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_STAGING_BYTES: Final = 4 << 30
-"""Bytes of incomplete layers that are held at most, beside one layer."""
+"""Bytes of layers that wait, beside the one that has waited longest."""
+PATIENCE: Final = 30.0
+"""Seconds without any progress after which a full budget is an error, where several threads load."""
 CHUNK_BYTES: Final = 32 << 20
 """Bytes of one pinned buffer; larger tensors pass through in pieces."""
 CHUNKS: Final = 4
@@ -23,11 +26,21 @@ CHUNKS: Final = 4
 
 
 class Budget:
-    """Counts the bytes that are held; those who bring more wait until conversions free some."""
+    """Counts the bytes that are held; those who bring more wait until conversions free some.
 
-    def __init__(self, limit: int) -> None:
-        """Take the limit in bytes; one layer alone may exceed it."""
+    The layer that has waited longest does not count: whatever the limit, it can be completed.
+    """
+
+    def __init__(self, limit: int, *, patience: float = PATIENCE) -> None:
+        """Start with nothing held.
+
+        Args:
+            limit: bytes of all layers but the one that has waited longest.
+            patience: seconds that a loader thread waits for what other threads may bring.
+        """
         self.limit = limit
+        self._patience = patience
+        self._threads: set[int] = set()
         self.peak = 0
         self._landing = 0
         self._held: dict[str, int] = {}
@@ -51,9 +64,14 @@ class Budget:
             LoadError: they are too many and nothing will free any.
         """
         with self._changed:
+            self._threads.add(threading.get_ident())
+            deadline = time.monotonic() + (self._patience if len(self._threads) > 1 else 0.0)
             while self._exceeds(layer, nbytes) and not stopped():
                 # What frees bytes does so before it stops being busy: look again before giving up.
-                if not self._landing and not can_free() and self._exceeds(layer, nbytes):
+                frees = bool(self._landing) or can_free() or not self._exceeds(layer, nbytes)
+                if frees:
+                    deadline = max(deadline, time.monotonic() + self._patience * (len(self._threads) > 1))
+                elif time.monotonic() >= deadline:
                     raise LoadError(self._overflow(layer, nbytes))
                 self._changed.wait(0.05)
             self._landing += 1
@@ -73,7 +91,10 @@ class Budget:
             self._changed.notify_all()
 
     def _exceeds(self, layer: str, nbytes: int) -> bool:
-        return self.held + nbytes > self.limit and any(name != layer for name in self._held)
+        first = next(iter(self._held), layer)
+        if layer == first:
+            return False
+        return self.held - self._held[first] + nbytes > self.limit
 
     def _overflow(self, layer: str, nbytes: int) -> str:
         largest = sorted(self._held.items(), key=lambda pair: -pair[1])[:4]

@@ -98,7 +98,7 @@ class OnlineQuantizer:
             parallel: as for `quantize_model`.
             timeout: as for `quantize_model`.
             views: as for `quantize_model`.
-            staging_bytes: bytes of incomplete layers that are held at most; one layer alone may exceed it.
+            staging_bytes: bytes that are held at most for layers that wait, beside the one that has waited longest.
             defer: globs over layers whose parent needs the source first: they are loaded as they are, and converted by
                 `release` or at the end.
             ignore: globs over tensors that are skipped.

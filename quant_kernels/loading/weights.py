@@ -19,6 +19,7 @@ from quant_kernels.targets import TARGETS, TargetCode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from quant_kernels.loading.sources import WeightSource
     from quant_spec import QuantFormat
 
 BLOCK: Final = 128
@@ -94,9 +95,22 @@ def convert_weights(
         KernelInputError: a weight or an option does not fit the format.
         NonFiniteError: checked, and a weight holds NaN or Inf; its name is that of the part.
     """
+    if not works:
+        return []
     if target.name not in TARGETS:
         return [_by_reference(work, target, options) for work in works]
     ready = [_with_matrix_amax(_laid_out(work, target, options), target, options) for work in works]
+    first = ready[0].parts[0].source
+    if all(_is_simple(work, first) for work in ready):
+        return convert(
+            options.job(target, options.through if isinstance(first, Encoded) else first.dtype),
+            [work.parts[0].source for work in ready],
+            [work.parts[0].label for work in ready],
+            check=options.check,
+            out=None,
+            amax=None,
+            measure=options.measure,
+        )
     results = [_allocated(work, target, options) for work in ready]
     groups: dict[tuple[torch.dtype | None, bool], list[tuple[int, Part]]] = {}
     for index, work in enumerate(ready):
@@ -118,6 +132,18 @@ def convert_weights(
             if result.error_sums is not None:
                 sums[index] = sums[index] + result.error_sums if index in sums else result.error_sums
     return [_finished(result, sums.get(index)) for index, result in enumerate(results)]
+
+
+def _is_simple(work: WeightWork, like: WeightSource) -> bool:
+    """Tell whether a weight is one part as it stands, stored like another."""
+    if len(work.parts) != 1 or work.amax is not None or any(work.offset):
+        return False
+    part = work.parts[0]
+    if part.expert is not None:
+        return False
+    if isinstance(like, Encoded) or isinstance(part.source, Encoded):
+        return isinstance(like, Encoded) and isinstance(part.source, Encoded)
+    return part.source.dtype is like.dtype
 
 
 def _finished(result: QuantizedTensor, sums: Tensor | None) -> QuantizedTensor:
