@@ -75,7 +75,6 @@ class InterpretedGpu:
     """One GPU of a variant, run with the interpreter's options.
 
     Attributes:
-        executed: instructions executed since the start, by name.
         launched: launches since the start, by kernel.
     """
 
@@ -84,24 +83,33 @@ class InterpretedGpu:
     ) -> None:
         self.variant = variant
         self.options = options or Options()
-        self.executed: Counter[str] = Counter()
         self.launched: Counter[str] = Counter()
         self._edit = edit
         self._memory = Memory()
         self._error: BaseException | None = None
         self._programs: dict[str, Program] = {}
 
+    @property
+    def executed(self) -> Counter[str]:
+        """How often each instruction was executed since the start, by name."""
+        return sum((program.executed for program in self._programs.values()), Counter())
+
     @contextmanager
     def installed(self) -> Iterator[InterpretedGpu]:
         """Make the library run every native conversion of CPU tensors here."""
         namespace = torch.ops.quant_kernels
-        before, serves = namespace._convert, launch.native_on
+        # The library need not be built: its operator is replaced.
+        before, serves = getattr(namespace, "_convert", None), launch.native_on
         namespace._convert = self.convert
         launch.native_on = lambda _device: True
         try:
             yield self
         finally:
-            namespace._convert, launch.native_on = before, serves
+            launch.native_on = serves
+            if before is None:
+                del namespace._convert
+            else:
+                namespace._convert = before
 
     def convert(
         self, tensors: list[torch.Tensor], slots: list[int], geometry: list[int], parameters: list[int], stream: int
@@ -206,9 +214,7 @@ class InterpretedGpu:
             kernel = name.decode()
             self.launched[kernel] += 1
             program = self._program(kernel)
-            before = Counter(program.counts.executed)
             program.run(self._memory, blocks, threads, ctypes.string_at(arguments, program.kernel.argument_bytes))
-            self.executed += program.counts.executed - before
         except BaseException as error:  # noqa: BLE001 - ctypes would swallow it; convert() raises it
             self._error = error
             return 1

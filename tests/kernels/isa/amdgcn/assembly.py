@@ -137,26 +137,48 @@ class Assembly:
         """Names of the kernels, mangled."""
         return list(self._descriptors)
 
+    def code(self, name: str) -> str:
+        """Return the text of a kernel's instructions and labels.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        start, end = self._range(name)
+        return self._text[start:end]
+
+    def _range(self, name: str) -> tuple[int, int]:
+        if name not in self._descriptors:
+            raise KeyError(name)
+        start = re.search(rf"^{re.escape(name)}:", self._text, re.MULTILINE)
+        if start is None:
+            raise UnsupportedError(f"kernel {name} has no code")
+        return start.end(), self._text.index(".Lfunc_end", start.end())
+
+    def metadata(self, name: str) -> dict[str, int]:
+        """Return the numbers that the compiler tells the runtime about a kernel, for example `vgpr_spill_count`."""
+        at = self._text.index(f"    .name:           {name}\n")
+        first = self._text.rfind("\n  - ", 0, at)
+        last = self._text.find("\n  - ", at)
+        block = self._text[first : last if last >= 0 else None]
+        return {match[1]: int(match[2]) for match in re.finditer(r"^\s+(?:- )?\.(\w+):\s+(\d+)$", block, re.MULTILINE)}
+
     def kernel(self, name: str) -> Kernel:
         """Parse one kernel.
 
         Raises:
             KeyError: there is none of this name.
         """
-        descriptor = {}
+        descriptor: dict[str, int] = {}
         for line in self._descriptors[name].splitlines():
             directive, _, value = line.strip()[1:].partition(" ")
             found = _number(value)
             if found is not None:
                 descriptor[directive] = found
-        start = re.search(rf"^{re.escape(name)}:", self._text, re.MULTILINE)
-        if start is None:
-            raise UnsupportedError(f"kernel {name} has no code")
-        end = self._text.index(".Lfunc_end", start.end())
-        first = self._text.count("\n", 0, start.end()) + 1
+        start, end = self._range(name)
+        first = self._text.count("\n", 0, start) + 1
         instructions: list[Instruction] = []
         labels: dict[str, int] = {}
-        for number, raw in enumerate(self._text[start.end() : end].split("\n"), start=first):
+        for number, raw in enumerate(self._text[start:end].split("\n"), start=first):
             code = raw.partition(";")[0].strip()
             if label := _LABEL.match(code):
                 labels[label[1]] = len(instructions)

@@ -1,7 +1,8 @@
 """Vector instructions on floats: arithmetic rounded to nearest even with subnormals kept, division steps, conversions.
 
-Division steps follow the pseudocode of the CDNA3 instruction set document with the factors that its sequence needs
-(2^64 and 2^-64 in V_DIV_FMAS_F32; the document prints 2^32).
+Division steps follow the pseudocode of the CDNA3 instruction set document, corrected where the sequence that uses them could
+not be right otherwise: V_DIV_FMAS_F32 multiplies by 2^64 or 2^-64 (the document prints 2^32), and a denominator above 2^126
+under a subnormal quotient is scaled down (the document prints up, which overflows).
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def div_scale(value: np.ndarray, denominator: np.ndarray, numerator: np.ndarray)
             np.full_like(value, np.nan),
             np.where(is_denominator, up, value),
             up,
-            np.where(is_denominator, up, value),
+            np.where(is_denominator, down, value),
             down,
             np.where(is_numerator, up, value),
             up,

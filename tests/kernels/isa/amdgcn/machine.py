@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -50,14 +51,6 @@ class Options:
     detect_races: bool = True
 
 
-@dataclass
-class Counts:
-    """Instructions executed, by name; and by line, which of them never were."""
-
-    executed: Counter[str] = field(default_factory=Counter)
-    lines: Counter[int] = field(default_factory=Counter)
-
-
 def _end(wave: Wave, _: Memory, __: SharedMemory) -> None:
     wave.ended = True
 
@@ -91,6 +84,24 @@ def _without_memory(step: Callable[[Wave], None], wave: Wave, _: Memory, __: Sha
     step(wave)
 
 
+@dataclass(frozen=True)
+class Pointers:
+    """Addresses that a wave may get in its first registers."""
+
+    arguments: int
+    packet: int
+
+
+def _dispatch_packet(kernel: Kernel, blocks: int, threads: int, arguments: int) -> bytes:
+    """Return the 64 bytes of an HSA kernel dispatch packet, one-dimensional."""
+    return struct.pack(
+        "<6H5I4Q",
+        *(0, 1, threads, 1, 1, 0),
+        *(blocks * threads, 1, 1, kernel.private_bytes, kernel.shared_bytes),
+        *(0, arguments, 0, 0),
+    )
+
+
 class Program:
     """A kernel compiled to functions.
 
@@ -103,7 +114,16 @@ class Program:
         self.kernel = kernel
         self.options = options or Options()
         self.code = [compile_instruction(item, kernel, self.options) for item in kernel.instructions]
-        self.counts = Counts()
+        self._times = [0] * len(self.code)
+
+    @property
+    def executed(self) -> Counter[str]:
+        """How often each instruction was executed so far, by name."""
+        found: Counter[str] = Counter()
+        for instruction, times in zip(self.kernel.instructions, self._times, strict=True):
+            if times:
+                found[instruction.name] += times
+        return found
 
     def run(self, memory: Memory, blocks: int, threads: int, arguments: bytes) -> None:
         """Execute all blocks of a launch.
@@ -123,11 +143,13 @@ class Program:
             raise UnsupportedError(f"{threads} threads a block: whole waves of {LANES} are modelled")
         padded = arguments.ljust(self.kernel.argument_bytes, b"\xa5")
         base = memory.map("arguments", np.frombuffer(padded, np.uint8).copy(), writable=False)
+        packet = _dispatch_packet(self.kernel, blocks, threads, base)
+        pointers = Pointers(base, memory.map("dispatch packet", np.frombuffer(packet, np.uint8).copy(), writable=False))
         random = np.random.default_rng(self.options.seed)
         # Overflows, infinities and NaNs are what the kernels are tested with.
         with np.errstate(all="ignore"):
             for block in self._ordered(blocks, random):
-                self._run_block(memory, block, threads // LANES, base, random)
+                self._run_block(memory, block, threads // LANES, pointers, random)
 
     def _ordered(self, count: int, random: np.random.Generator) -> list[int]:
         order = list(range(count))
@@ -137,7 +159,7 @@ class Program:
             order = [int(item) for item in random.permutation(count)]
         return order
 
-    def _wave(self, index: int, block: int, base: int, random: np.random.Generator) -> Wave:
+    def _wave(self, index: int, block: int, pointers: Pointers, random: np.random.Generator) -> Wave:
         descriptor = self.kernel.descriptor
         wave = Wave(self.kernel.vector_registers, self.kernel.private_bytes, random)
         wave.index = index
@@ -145,7 +167,9 @@ class Program:
         for name, words in _USER_REGISTERS:
             if descriptor.get(name):
                 if name == "amdhsa_user_sgpr_kernarg_segment_ptr":
-                    wave.set_pair(position, base)
+                    wave.set_pair(position, pointers.arguments)
+                elif name == "amdhsa_user_sgpr_dispatch_ptr":
+                    wave.set_pair(position, pointers.packet)
                 position += words
         for axis, value in (("x", block), ("y", 0), ("z", 0)):
             if descriptor.get(f"amdhsa_system_sgpr_workgroup_id_{axis}"):
@@ -155,10 +179,10 @@ class Program:
         wave.v[0] = np.arange(LANES, dtype=np.uint32) + np.uint32(index * LANES)
         return wave
 
-    def _run_block(self, memory: Memory, block: int, count: int, base: int, random: np.random.Generator) -> None:
+    def _run_block(self, memory: Memory, block: int, count: int, pointers: Pointers, random: np.random.Generator) -> None:
         shared = SharedMemory(self.kernel.shared_bytes, random)
         shared.detect_races = self.options.detect_races
-        waves = [self._wave(index, block, base, random) for index in range(count)]
+        waves = [self._wave(index, block, pointers, random) for index in range(count)]
         order = self._ordered(count, random)
         while True:
             ready = [index for index in order if not waves[index].ended and not waves[index].waiting]
@@ -178,23 +202,18 @@ class Program:
                 self._run_wave(waves[chosen], memory, shared, int(random.integers(1, quantum + 1)))
 
     def _run_wave(self, wave: Wave, memory: Memory, shared: SharedMemory, steps: int) -> None:
-        code, lines = self.code, [0] * len(self.code)
+        code, times = self.code, self._times
         try:
-            for _ in range(steps):
+            for step in range(steps):
                 position = wave.pc
                 wave.pc = position + 1
-                lines[position] += 1
+                times[position] += 1
                 code[position](wave, memory, shared)
                 if wave.ended or wave.waiting:
                     break
         except IsaError as error:
             at = self.kernel.instructions[wave.pc - 1]
             raise type(error)(f"{self.kernel.name}, line {at.line}, {at.text}: {error}") from error
-        finally:
-            for instruction, times in zip(self.kernel.instructions, lines, strict=True):
-                if times:
-                    self.counts.executed[instruction.name] += times
-                    self.counts.lines[instruction.line] += times
-        wave.executed += sum(lines)
+        wave.executed += step + 1
         if wave.executed >= INSTRUCTION_LIMIT:
             raise HangError(f"{self.kernel.name}: wave {wave.index} executed {wave.executed} instructions")

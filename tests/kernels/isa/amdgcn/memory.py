@@ -11,6 +11,7 @@ from amdgcn.errors import MemoryFaultError, RaceError
 
 Bytes = NDArray[np.uint8]
 NOBODY, MANY = -1, -2
+_ALL = slice(None)
 
 
 @dataclass
@@ -55,8 +56,11 @@ class Memory:
         offsets = (addresses - np.uint64(region.base)).astype(np.int64)
         return region, offsets[:, None] + np.arange(size)
 
-    def _groups(self, addresses: NDArray[np.uint64]) -> list[NDArray[np.int64]]:
+    def _groups(self, addresses: NDArray[np.uint64]) -> list[NDArray[np.int64] | slice]:
         """Return the lanes by region, for the few accesses whose lanes touch several."""
+        first, last = int(addresses.min()), int(addresses.max())
+        if any(region.base <= first and last < region.end for region in self.regions):
+            return [_ALL]
         bases = np.array(sorted(region.base for region in self.regions), np.uint64)
         found = np.searchsorted(bases, addresses, side="right")
         return [np.flatnonzero(found == value) for value in np.unique(found)]
