@@ -123,6 +123,8 @@ def check_output(argument: str, out: Tensor, shape: Sequence[int], dtypes: Seque
     """
     check_dtype(argument, out, dtypes)
     check_shape(argument, out, shape)
+    if out.is_contiguous():
+        return
     if out.numel() == 0 or out.dim() == 0:
         return
     if out.shape[-1] > 1 and out.stride(-1) != 1:
@@ -136,6 +138,9 @@ def check_output(argument: str, out: Tensor, shape: Sequence[int], dtypes: Seque
 
 def byte_range(tensor: Tensor) -> tuple[int, int]:
     """Return the addresses of the first byte and past the last byte that a tensor's elements occupy."""
+    if tensor.is_contiguous():
+        start = tensor.data_ptr()
+        return start, start + tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
@@ -149,10 +154,9 @@ def check_disjoint(written: dict[str, Tensor], read: dict[str, Tensor]) -> None:
     """
     if torch.compiler.is_compiling():
         return  # a graph has no addresses yet
-    ranges = {name: byte_range(tensor) for name, tensor in (*written.items(), *read.items())}
-    names = list(written)
-    for index, name in enumerate(names):
-        for other in (*names[index + 1 :], *read):
-            first, second = ranges[name], ranges[other]
-            if first[0] < second[1] and second[0] < first[1]:
+    destinations = [(name, *byte_range(tensor)) for name, tensor in written.items()]
+    others = [*destinations, *((name, *byte_range(tensor)) for name, tensor in read.items())]
+    for index, (name, begin, end) in enumerate(destinations, 1):
+        for other, start, stop in others[index:]:
+            if begin < stop and start < end:
                 raise KernelInputError(name, f"memory shared with {other}", "memory of its own")

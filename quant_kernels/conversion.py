@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 
 _AMAX_BLOCKS: Final = {"row": (1, 0), "1x16": (1, 16), "1x32": (1, 32), "128x128": (128, 128), "tensor": (0, 0)}
 
+_BUILT_IN: Final = {name: get_format(name) for name in TARGETS}
+
+
+def _format(word: str | QuantFormat) -> QuantFormat:
+    # The registry is locked while it is asked, which a graph cannot be: the formats with kernels are known before.
+    return _BUILT_IN.get(word) or get_format(word) if isinstance(word, str) else word
+
 
 def quantize(  # noqa: PLR0913  (each changes one thing about the result)
     w: Tensor,
@@ -117,7 +124,7 @@ def quantize_many(  # noqa: PLR0913  (as quantize)
         check_dtype(label, weight, WEIGHT_DTYPES)
         check_dtype(label, weight, (weights[0].dtype,))
         check_device(label, weight, weights[0].device)
-    quant_format = get_format(format)
+    quant_format = _format(format)
     if quant_format.name not in TARGETS:
         return [_quantize_by_reference(w, quant_format, scale_rounding) for w in weights]
     job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=weights[0].dtype)
@@ -165,7 +172,7 @@ def requantize(  # noqa: D417, PLR0913  (each describes one thing about the sour
     key = QuantKey.parse(source) if isinstance(source, str) else source
     check_dtype("through", torch.empty(0, dtype=through), WEIGHT_DTYPES)
     encoded = encode_source(data, scale, key, second_scale=second_scale, offset=offset, shard_rows=shard_rows)
-    quant_format = get_format(target)
+    quant_format = _format(target)
     if quant_format.name not in TARGETS:
         weight = torch.empty(encoded.shape, dtype=through, device=data.device)
         run_dense([(encoded, weight)], through)
@@ -217,7 +224,7 @@ def requantize_many(  # noqa: D417, PLR0913  (as requantize)
         check_dtype(f"{label}.scale", q.scale, (sources[0].scale.dtype,))
         check_device(f"{label}.data", q.data, sources[0].data.device)
         encoded.append(encode_source(q.data, q.scale, q.key, second_scale=q.second_scale))
-    quant_format = get_format(target)
+    quant_format = _format(target)
     if quant_format.name not in TARGETS:
         raise KernelInputError("target", repr(quant_format.name), ", ".join(TARGETS))
     job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=through)

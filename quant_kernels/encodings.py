@@ -163,7 +163,7 @@ def encode_source(
         return Encoded(data, scale.view(torch.uint8), None, (1, 32), (0, 0), shape)
     if key.element.name not in ("fp8_e4m3", "fp8_e4m3fnuz") or key.second_scale is not None:
         raise KernelInputError("source", str(key), SUPPORTED)
-    check_dtype("data", data, (_FP8[key.element.name == "fp8_e4m3fnuz"],))
+    check_dtype("data", data, _FP8[1:] if key.element.name == "fp8_e4m3fnuz" else _FP8[:1])
     check_dtype("scale", scale, (torch.float32, torch.bfloat16, torch.float16, *_E8M0))
     if scale.dtype in _E8M0:
         scale = scale.view(torch.uint8)

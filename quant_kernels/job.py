@@ -64,6 +64,11 @@ class Job:
         """Dtype of the codes at operator level."""
         return torch.float8_e4m3fnuz if self.options.fnuz else self.target.op_data_dtype
 
+    @property
+    def data_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes that a destination of codes may have."""
+        return (torch.float8_e4m3fnuz,) if self.options.fnuz else self.target.data_dtypes
+
 
 def new_job(
     quant_format: QuantFormat, scale_rounding: str | None, *, fnuz: bool, layout: str, through: torch.dtype
@@ -166,8 +171,8 @@ def _given_outputs(job: Job, source: Source, amax: Tensor | None, out: Quantized
     shape, device = source_shape(source), source_device(source)
     data_shape, scale_shape = output_shapes(job.target, shape, job.options.layout)
     target = job.target
-    check_output("out.data", out.data, data_shape, _distinct(job.data_dtype, job.op_data_dtype))
-    check_output("out.scale", out.scale, scale_shape, _distinct(target.scale_dtype, target.op_scale_dtype))
+    check_output("out.data", out.data, data_shape, job.data_dtypes)
+    check_output("out.scale", out.scale, scale_shape, target.scale_dtypes)
     written = {"out.data": out.data, "out.scale": out.scale}
     second = None
     if target.code is TargetCode.NVFP4:
@@ -178,11 +183,11 @@ def _given_outputs(job: Job, source: Source, amax: Tensor | None, out: Quantized
     for argument, tensor in written.items():
         check_device(argument, tensor, device)
     check_disjoint(written, _read(source, amax))
-    return Outputs(out.data.view(job.op_data_dtype), out.scale.view(target.op_scale_dtype), second, amax)
+    return Outputs(_viewed(out.data, job.op_data_dtype), _viewed(out.scale, target.op_scale_dtype), second, amax)
 
 
-def _distinct(*dtypes: torch.dtype) -> list[torch.dtype]:
-    return list(dict.fromkeys(dtypes))
+def _viewed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
 
 def _read(source: Source, amax: Tensor | None) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class Options:
     through: torch.dtype = torch.bfloat16
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Outputs:
     """Tensors that one conversion reads beside the weight (`amax`) and writes.
 
@@ -100,10 +100,12 @@ def output_shapes(target: Target, shape: tuple[int, ...], layout: str) -> tuple[
 
 def run(items: Sequence[tuple[Source, Outputs]], target: Target, options: Options) -> None:
     """Convert every source into its outputs, in one launch where that can be. Arguments were checked before."""
-    todo = [item for item in items if 0 not in source_shape(item[0])]
-    empty = [item for item in items if 0 in source_shape(item[0])]
-    for source, outputs in empty:
-        _fill_empty(source, outputs)
+    todo = []
+    for source, outputs in items:
+        if 0 in source_shape(source):
+            _fill_empty(outputs)
+        else:
+            todo.append((source, outputs))
     if not todo:
         return
     if torch.compiler.is_compiling():
@@ -120,7 +122,7 @@ def run(items: Sequence[tuple[Source, Outputs]], target: Target, options: Option
             _run_plain(source, outputs, target, options)
 
 
-def _fill_empty(source: Source, outputs: Outputs) -> None:
+def _fill_empty(outputs: Outputs) -> None:
     # A weight without elements still has scales if K = 0: those of zero rows.
     if outputs.scale is not None and outputs.scale.numel():
         outputs.scale.fill_(1)
@@ -128,7 +130,6 @@ def _fill_empty(source: Source, outputs: Outputs) -> None:
         outputs.second.zero_()
     if outputs.sums is not None:
         outputs.sums.zero_()
-    del source
 
 
 def _with_tensor_amax(source: Source, outputs: Outputs, options: Options) -> tuple[Source, Outputs]:

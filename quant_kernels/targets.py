@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -44,7 +43,11 @@ class Target:
         block: rows and columns that share a scale; 0 stands for the whole side.
         per_byte: elements in one byte.
         default_rounding: of power-of-two scales; empty if scales are not powers of two.
-        quantize: the plain-torch conversion.
+        k_multiple: the input side must be a multiple of this.
+        op_data_dtype: dtype of the codes at operator level: packed codes are bytes there.
+        op_scale_dtype: dtype of the scales at operator level: E8M0 scales are bytes there.
+        data_dtypes: dtypes that a destination of codes may have.
+        scale_dtypes: dtypes that a destination of scales may have.
     """
 
     name: str
@@ -55,6 +58,10 @@ class Target:
     per_byte: int = 1
     default_rounding: str = ""
     k_multiple: int = 1
+    op_data_dtype: torch.dtype = field(init=False)
+    op_scale_dtype: torch.dtype = field(init=False)
+    data_dtypes: tuple[torch.dtype, ...] = field(init=False)
+    scale_dtypes: tuple[torch.dtype, ...] = field(init=False)
 
     def check_k(self, argument: str, k: int) -> None:
         """Refuse an input side that cannot be stored.
@@ -77,15 +84,14 @@ class Target:
         """Return the shape of given greatest magnitudes: the scales', or one a matrix [..] for NVFP4."""
         return shape[:-2] if self.code is TargetCode.NVFP4 else self.scale_shape(shape)
 
-    @functools.cached_property
-    def op_data_dtype(self) -> torch.dtype:
-        """Dtype of the codes at operator level: packed codes are bytes there."""
-        return torch.uint8 if self.per_byte > 1 else self.data_dtype
-
-    @functools.cached_property
-    def op_scale_dtype(self) -> torch.dtype:
-        """Dtype of the scales at operator level: E8M0 scales are bytes there."""
-        return torch.uint8 if self.default_rounding else self.scale_dtype
+    def __post_init__(self) -> None:
+        """Derive the dtypes at operator level, once: they are asked for with every small weight."""
+        data = torch.uint8 if self.per_byte > 1 else self.data_dtype
+        scale = torch.uint8 if self.default_rounding else self.scale_dtype
+        object.__setattr__(self, "op_data_dtype", data)
+        object.__setattr__(self, "op_scale_dtype", scale)
+        object.__setattr__(self, "data_dtypes", tuple(dict.fromkeys((self.data_dtype, data))))
+        object.__setattr__(self, "scale_dtypes", tuple(dict.fromkeys((self.scale_dtype, scale))))
 
 
 _E4M3, _E2M1, _E8M0 = torch.float8_e4m3fn, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu

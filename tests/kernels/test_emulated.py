@@ -61,8 +61,13 @@ def test_no_access_outside_and_nothing_undefined(root: Path, tmp_path: Path) -> 
 def test_no_race_and_a_missing_barrier_is_seen(root: Path, tmp_path: Path) -> None:
     flags = ("-O1", "-g", "-fsanitize=thread", "-DQK_OS_THREADS")
     program = build(root, tmp_path, *flags)
-    for case in ("bf16 -> ptpc [1, 1, 4096] pad 0 shift 0 variant 0", "bf16 -> blocks [2, 32, 256] pad 0 shift 0 variant 0"):
+    for case in (
+        "bf16 -> ptpc [1, 1, 4096] pad 0 shift 0 variant 0",
+        "bf16 -> blocks [2, 32, 256] pad 0 shift 0 variant 0",
+    ):
         check_passed(run(program, case), 1)
-    broken = run(build(root, tmp_path, *flags, without_barrier=True), "bf16 -> ptpc [1, 1, 4096] pad 0 shift 0 variant 0")
+    broken = run(
+        build(root, tmp_path, *flags, without_barrier=True), "bf16 -> ptpc [1, 1, 4096] pad 0 shift 0 variant 0"
+    )
     assert "data race" in broken.stderr
     assert broken.returncode != 0
