@@ -58,9 +58,9 @@ class Pattern:
     """An entry as written.
 
     Attributes:
-        text: the entry as it stands in the document, `re:` included; for a slot `linear` or `moe`.
+        text: the entry as it stands in the document, `re:` included; for a slot what the document calls it.
         path: its JSON path.
-        kind: literal, glob, regex, class name or slot.
+        kind: literal, glob, regex, class name, or the slot of all experts.
         scope: what a literal covers.
         target: the text that is matched: without `re:`, and renamed by a name mapping (literals only).
     """
@@ -112,7 +112,7 @@ class Pattern:
 
     @classmethod
     def slot(cls, kind: str, path: str) -> Pattern:
-        """Return the entry that stands for all layers of one kind (`linear` or `moe`) of a vLLM request."""
+        """Return the entry that stands for all experts: vLLM's slot `moe`. Its `linear` is the global format."""
         return cls(kind, path, PatternKind.SLOT)
 
     def covers(self, name: str, class_name: str | None = None) -> bool:
@@ -127,7 +127,7 @@ class Pattern:
         if self.kind is PatternKind.REGEX:
             return any(compile_regex(self.target).match(each) for each in (name, *containers(name)))
         if self.kind is PatternKind.SLOT:
-            return (EXPERTS in name.split(".")) == (self.target == "moe")
+            return EXPERTS in name.split(".")
         return class_name == self.target
 
     def _literal_covers(self, name: str) -> bool:

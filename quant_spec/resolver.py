@@ -94,14 +94,15 @@ class Resolver:
         self._backtracking: list[tuple[int, re.Pattern[str]]] = []
         self._classes: dict[str, list[int]] = {}
         self._moe: list[int] = []
-        self._written = _Written() if self._mapping else None
+        patterned = any(entry.kind in {PatternKind.GLOB, PatternKind.REGEX} for entry in entries)
+        self._written = _Written() if self._mapping and patterned else None
         for index, entry in enumerate(entries):
             self._add(index, entry)
         self._globs = frozenset(index for index, entry in enumerate(entries) if entry.kind is PatternKind.GLOB)
         self._states: dict[tuple[NodeSet, frozenset[int], frozenset[int], frozenset[int]], State] = {}
         self._root = State(self._automaton.start, frozenset({0}), _NONE, _NONE, self.none)
         self._paths: dict[str, _Path] = {}
-        self._plain = not (self._backtracking or self._mapping)
+        self._plain = not (self._backtracking or self._written)
 
     # -- compiling --------------------------------------------------------------------------------------------------
 
@@ -114,9 +115,8 @@ class Resolver:
         elif entry.kind is PatternKind.CLASS:
             self._classes.setdefault(text, []).append(index)
         elif entry.kind is PatternKind.SLOT:
-            if text == "moe":
-                self._moe.append(index)
-                self._add_run(index, EXPERTS)
+            self._moe.append(index)
+            self._add_run(index, EXPERTS)
         elif entry.kind is PatternKind.GLOB:
             self._automaton.add_glob(text, index)
             if self._written:
@@ -166,6 +166,8 @@ class Resolver:
         key = (nodes, frozenset(live), hits, below)
         found = self._states.get(key)
         if found is None:
+            if len(self._states) >= MAX_PATHS:
+                self._states.clear()
             found = self._states[key] = State(*key, self.none)
         if len(state.edges) < MAX_PATHS:
             state.edges[segment] = found
@@ -201,7 +203,7 @@ class Resolver:
 
     @property
     def is_plain(self) -> bool:
-        """True if a position and a last segment decide: no renames, and nothing that needs backtracking."""
+        """True if a position and a last segment decide: nothing needs backtracking, or is tried on other spellings."""
         return self._plain
 
     @property
@@ -249,7 +251,7 @@ class Resolver:
         found = state.hits
         if record.literals or name in self._subtrees or name in self._exact:
             found = found.union(record.literals, self._subtrees.get(name, ()), self._exact.get(name, ()))
-        written = () if self._mapping is None else self._mapping.to_checkpoint(name)
+        written = self._mapping.to_checkpoint(name) if self._mapping and self._written else ()
         if self._written:
             for each in written:
                 found |= self._written.hits(each)

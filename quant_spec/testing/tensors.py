@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 _DTYPES: Final = ("bfloat16", "float16", "float32")
+_ZERO_SHARE: Final = 0.15
 _KINDS: Final = ("normal", "uniform", "tiny", "huge", "zeros", "steps")
 
 
@@ -44,11 +45,12 @@ def weights(
             st.integers(1, max_rows),
             st.integers(1, max_groups).map(lambda groups: groups * k_multiple),
         ),
+        group=st.just(k_multiple),
         bad=bad,
     )
 
 
-def _weight(*, seed: int, dtype: str, kind: str, shape: tuple[int, int, int], bad: str) -> torch.Tensor:
+def _weight(*, seed: int, dtype: str, kind: str, shape: tuple[int, int, int], group: int, bad: str) -> torch.Tensor:
     import torch  # noqa: PLC0415  (importing this module must not import torch)
 
     generator = torch.Generator().manual_seed(seed)
@@ -61,11 +63,13 @@ def _weight(*, seed: int, dtype: str, kind: str, shape: tuple[int, int, int], ba
         "uniform": torch.rand(size, generator=generator) * 2 - 1,
         "tiny": normal * float(torch.finfo(final).tiny),
         "huge": normal.clamp(-1, 1) * greatest,
-        "zeros": torch.where(torch.rand(size, generator=generator) < 0.5, 0.0, normal.sign() * 0.0),  # noqa: PLR2004
+        "zeros": torch.where(torch.rand(size, generator=generator) < _ZERO_SHARE, 0.0, normal.sign() * 0.0),
         "steps": torch.round(normal * 4) / 4 * torch.exp2(torch.round(normal * 3)),
     }[kind]
-    if kind != "zeros":
-        made[..., : max(1, size[-1] // 4)] *= (torch.rand(size[:-1], generator=generator) < 0.8).unsqueeze(-1)  # noqa: PLR2004
+    if kind != "zeros":  # zero rows, and zero groups in others
+        rows = torch.rand((*size[:-1], 1), generator=generator) > _ZERO_SHARE
+        groups = torch.rand((*size[:-1], -(-size[-1] // group)), generator=generator) > _ZERO_SHARE
+        made *= rows & groups.repeat_interleave(group, -1)[..., : size[-1]]
     if bad:
         made.view(-1)[seed % made.numel()] = float(bad)
     return made.to(final)

@@ -62,6 +62,27 @@ def test_a_config_is_an_object(value: object) -> None:
         QuantizationConfig.from_dict(value)  # type: ignore[arg-type]
 
 
+def test_an_empty_object_is_unquantized_and_is_dumped() -> None:
+    config = QuantizationConfig.from_dict({})
+    assert config.quant_method is None
+    assert config.to_dict() == {}
+
+
+def test_documents_are_copied() -> None:
+    document = {"quant_method": "fp8", "ignored_layers": ["a"], "extra": {"b": [1, (2, None)], "c": True}}
+    config = QuantizationConfig.from_dict(document)
+    document["ignored_layers"].append("z")  # type: ignore[attr-defined]
+    dumped = config.to_dict()
+    assert dumped == {"quant_method": "fp8", "ignored_layers": ["a"], "extra": {"b": [1, [2, None]], "c": True}}
+    dumped["ignored_layers"].append("y")  # type: ignore[index]
+    assert config.to_dict() != dumped
+
+
+def test_a_document_that_json_cannot_say_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"holds a (set|bytes|object), which JSON cannot say"):
+        QuantizationConfig.from_dict({"quant_method": "fp8", "extra": b"x"})
+
+
 @pytest.mark.parametrize("request_", [None, {}])
 def test_an_empty_request_is_its_source(request_: object) -> None:
     source = QuantizationConfig.from_dict(BLOCK_FP8)
@@ -246,6 +267,12 @@ def test_leaves_come_from_tensors_then_counts_then_literals() -> None:
     stored = by_literal.with_names(NameRules(num_experts=2, tensors=["m.experts.0.w1.weight", "experts.0.w3.weight"]))
     assert stored.matcher.members("m.experts") == ("m.experts.0.w1",)
     assert stored.matcher.members("experts") == ("experts.0.w3",)
+    renamed = by_literal.with_names(
+        NameRules(name_mapping={"old.": "m."}, tensors=["old.experts.5.w1.weight", "experts."])
+    )
+    assert renamed.matcher.members("m.experts") == ("m.experts.5.w1",)
+    odd = by_literal.with_names(NameRules(tensors=["m.experts..weight", "m.experts.weight"]))
+    assert odd.matcher.members("m.experts") == by_literal.matcher.members("m.experts")
     assert stored.matcher.members("n.experts") == (
         "n.experts.0.gate_proj",
         "n.experts.0.up_proj",
@@ -255,6 +282,21 @@ def test_leaves_come_from_tensors_then_counts_then_literals() -> None:
         "n.experts.1.down_proj",
     )
     assert QuantizationConfig().matcher.members("m.experts") == ()
+
+
+def test_renamed_literals_take_the_short_way_and_renamed_globs_the_full_one() -> None:
+    rules = NameRules(name_mapping={"old.": "model."})
+    document = {"quant_method": "fp8", "modules_to_not_convert": ["old.layers.0", "lm_head"]}
+    literal = QuantizationConfig.from_dict(document, names=rules)
+    assert literal.matcher.resolver.is_plain
+    for entry in ("old.*.q", "re:old.*q", "re:(?=old).*q"):
+        other = QuantizationConfig.from_dict({**document, "modules_to_not_convert": [entry]}, names=rules)
+        assert not other.matcher.resolver.is_plain
+        assert not other.resolve("model.layers.0.q").is_quantized
+        assert other.resolve("model.layers.0.k").is_quantized
+        assert other.resolve_many(["model.layers.0.q"]) == {"model.layers.0.q": other.resolve("model.layers.0.q")}
+    assert not literal.resolve("model.layers.0.q").is_quantized
+    assert literal.resolve("model.layers.1.q").is_quantized
 
 
 def test_shards_without_a_tensor_have_no_vote() -> None:
@@ -289,6 +331,11 @@ def test_memory_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch, config: Q
     monkeypatch.setattr(resolver_module, "MAX_PATHS", 16)
     names = [f"p{index}.q{index % 7}.r{index}.{leaf}" for index in range(60) for leaf in ("gate", "expert", "x")]
     names += [f"model.leaf{index}" for index in range(50)]
+    names += [f"model.{layer}.gate.expert.gate{layer}" for layer in range(40)]
+    config = config.with_excludes(
+        *(f"lit{index}.below" for index in range(40)), *(f"*x{index}y*" for index in range(40))
+    )
+    names += [f"lit{index}.below.x{index}y.a" for index in range(40)]
     expected = {name: plain_resolve(config, name) for name in names}
     for _ in range(2):
         assert {name: config.resolve(name) for name in names} == expected
@@ -296,6 +343,8 @@ def test_memory_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch, config: Q
     assert len(config._answers) <= 16
     assert len(config._answers._rows) <= 16
     assert all(len(row) <= 16 for row in config._answers._rows.values())
+    assert len(config._answers._rows._shared) <= 16
+    assert len(config.matcher.resolver._states) <= 16
 
 
 def test_long_paths_and_segments_are_not_kept(config: QuantizationConfig) -> None:
