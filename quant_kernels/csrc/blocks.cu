@@ -25,16 +25,21 @@ QK_DEVICE void tile_block(const WorkList& list) {
   const Item& item = item_of_tile(list, tile);
   const int64_t across = (item.k + kSide - 1) / kSide, down = (item.n + kSide - 1) / kSide;
   const MatrixTile at(item, tile, across * down);
-  const int64_t e = at.e, stripe = divide(at.index, across), column = at.index - stripe * across;
+  const int64_t e = at.e, stripe = static_cast<uint32_t>(at.index) / static_cast<uint32_t>(across);
+  const int64_t column = at.index - stripe * across;
   const int64_t k = column * kSide + thread % kLanesARow * kBlockLane;
 
+  const int64_t first_row = stripe * kSide + thread / kLanesARow;
   const auto load = [&](int pass) {
-    const int64_t n = stripe * kSide + pass * kRowsAPass + thread / kLanesARow;
+    const int64_t n = first_row + pass * kRowsAPass;
     Values values;
     values.clear();
     if (n < item.n && k < item.k) values = Loader::load(job, item, e, n, k);
     return values;
   };
+  // How many of the lane's packs lie in the matrix.
+  const int64_t rows = k < item.k ? item.n - first_row : 0;
+  const int reach = rows >= kSide ? kPasses : (rows <= 0 ? 0 : static_cast<int>((rows + kRowsAPass - 1) / kRowsAPass));
   // A careful kernel loads twice instead: its loops are not unrolled, which keeps it small.
   Values held[Loader::kCareful ? 1 : kPasses];
   uint32_t partial = 0;
@@ -48,10 +53,16 @@ QK_DEVICE void tile_block(const WorkList& list) {
 #pragma unroll 1
     for (int i = 0; i < kPasses; ++i) see(load(i), i);
   } else {
+    const auto column_of = Loader::column(job, item, e, reach > 0 ? first_row : 0, reach > 0 ? k : 0);
+    typename Loader::Raw raw[kPasses];
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) held[i] = load(i);
+    for (int i = 0; i < kPasses; ++i) raw[i] = Loader::fetch_down(column_of, i < reach ? i * kRowsAPass : 0);
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) see(held[i], i);
+    for (int i = 0; i < kPasses; ++i) {
+      held[i] = Loader::decode(raw[i]);
+      if (i >= reach) held[i].clear();
+      see(held[i], i);
+    }
   }
   if (bad_pass < kPasses) {
     atomic_min(item.bad + 1, e * item.n + stripe * kSide + bad_pass * kRowsAPass + thread / kLanesARow);
@@ -75,14 +86,15 @@ QK_DEVICE void tile_block(const WorkList& list) {
   if (thread == 0) *place<float>(item.scale, e, stripe, column) = scale;
   const Divider divider(scale, greatest);
   LaneSums sums;
+  uint8_t* data = place<uint8_t>(item.data, e, job.layout == kCdna ? 0 : first_row, job.layout == kCdna ? 0 : k);
+  const int64_t step = item.data.stride_n * kRowsAPass;
   const auto convert = [&]<bool plain>(const Values& values, int pass) {
-    const int64_t n = stripe * kSide + pass * kRowsAPass + thread / kLanesARow;
-    if (n >= item.n || k >= item.k) return;
+    if (pass >= reach) return;
     uint32_t codes[kBlockLane / 4];
     encode_divided<plain>(values, divider, false, codes);
     const int64_t left = item.k - k;
-    uint8_t* address = job.layout == kCdna ? place<uint8_t>(item.data, e, 0, 0) + cdna_weight_offset(n, k, item.k)
-                                           : place<uint8_t>(item.data, e, n, k);
+    uint8_t* address = job.layout == kCdna ? data + cdna_weight_offset(first_row + pass * kRowsAPass, k, item.k)
+                                           : data + pass * step;
     store_codes(address, codes, !Loader::kCareful || (item.aligned && left >= kBlockLane),
                 left < kBlockLane ? static_cast<int>(left) : kBlockLane);
     if constexpr (measured) {

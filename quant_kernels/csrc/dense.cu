@@ -37,19 +37,17 @@ QK_DEVICE void dense_block(const WorkList& list) {
     return static_cast<char*>(item.data.data) + (e * item.data.stride_e + n * item.data.stride_n + k) * kBytes;
   };
   if constexpr (square) {
-    const SquareTile at(item, block_index(), false);
+    const SquareTile<kSquarePacks> at(item, block_index(), false);
     const int reach = at.reach(item);
     if (reach == 0) return;
     const auto column = Loader::column(job, item, at.e, at.n, at.k);
     char* address = target(at.e, at.n, at.k);
     const int64_t step = item.data.stride_n * kBytes * kSquareStep;
-    typename Loader::Raw raw[kTilePacks];
+    typename Loader::Raw raw[kSquarePacks];
 #pragma unroll
-    for (int i = 0; i < kTilePacks; ++i) {
-      raw[i] = i < reach ? Loader::fetch_down(column, i * kSquareStep) : Loader::nothing();
-    }
+    for (int i = 0; i < kSquarePacks; ++i) raw[i] = Loader::fetch_down(column, SquareTile<kSquarePacks>::down(i, reach));
 #pragma unroll
-    for (int i = 0; i < kTilePacks; ++i) {
+    for (int i = 0; i < kSquarePacks; ++i) {
       if (i < reach) store(Loader::decode(raw[i]), address + i * step);
     }
   } else {
@@ -114,7 +112,7 @@ const char* launch_dense(WorkList& list, int64_t stream) {
     using Loader = decltype(loader);
     if constexpr (!Loader::kCareful) {
       if (square) {
-        const int64_t tiles = number_tiles(list, square_tiles);
+        const int64_t tiles = number_tiles(list, square_tiles<kSquarePacks>);
         return start(dense_kernel<Loader, true>, tiles, kTileThreads, list, stream);
       }
     }

@@ -26,14 +26,16 @@ QK_DEVICE int64_t divide(int64_t a, int64_t b) {
   return a / b;
 }
 
-// A tile's matrix, and its number within that matrix: tiles never span two matrices, so that only whole blocks divide.
+// A tile's matrix, and its number within that matrix: tiles never span two matrices, so that only whole blocks divide. A
+// launch has fewer than 2^31 tiles.
 struct MatrixTile {
   int64_t e, index;
 
   QK_DEVICE_MEMBER MatrixTile(const Item& item, int64_t tile, int64_t tiles_a_matrix) {
-    const int64_t local = tile - item.first_tile;
-    e = item.e == 1 ? 0 : divide(local, tiles_a_matrix);
-    index = local - e * tiles_a_matrix;
+    const uint32_t local = static_cast<uint32_t>(tile - item.first_tile), each = static_cast<uint32_t>(tiles_a_matrix);
+    const uint32_t matrix = item.e == 1 ? 0u : local / each;
+    e = matrix;
+    index = local - matrix * each;
   }
 };
 
@@ -161,9 +163,11 @@ struct EncodedLoader {
   static constexpr bool kCareful = false, kPlain = false;
   static constexpr int kPerByte = element == kE2m1 ? 2 : 1;
 
+  // The scale stays as it is stored: looking at it would wait for it, and hold up the loads behind it.
   struct Raw {
     uint32_t words[(lane + 3) / 4];
-    float scale;
+    uint32_t scale;
+    bool checked;
   };
 
   struct Row {
@@ -192,19 +196,22 @@ struct EncodedLoader {
             item.source_scale.stride_k * kScaleBytes, item.col_shift, item.bad != nullptr};
   }
 
-  QK_DEVICE_MEMBER static float scale_at_address(const char* address, bool checked) {
-    if constexpr (scale_type == kScaleF32) {
-      const float scale = *reinterpret_cast<const float*>(address);
-      return checked && scale < 0.0f ? float_of(kQuietNan) : scale;
-    } else {
-      return decode_e8m0(*reinterpret_cast<const uint8_t*>(address));
-    }
+  QK_DEVICE_MEMBER static uint32_t stored_scale(const char* address) {
+    if constexpr (scale_type == kScaleF32) return *reinterpret_cast<const uint32_t*>(address);
+    return *reinterpret_cast<const uint8_t*>(address);
+  }
+
+  QK_DEVICE_MEMBER static float scale_of(const Raw& raw) {
+    if constexpr (scale_type != kScaleF32) return decode_e8m0(raw.scale);
+    const float scale = float_of(raw.scale);
+    return raw.checked && scale < 0.0f ? float_of(kQuietNan) : scale;
   }
 
   QK_DEVICE_MEMBER static Raw fetch(const Row& row, int k) {
     Raw raw;
     fetch_codes<element, lane>(row.address + k / kPerByte, raw.words);
-    raw.scale = scale_at_address(row.scales + ((row.first + k) >> row.shift) * row.stride, row.checked);
+    raw.scale = stored_scale(row.scales + ((row.first + k) >> row.shift) * row.stride);
+    raw.checked = row.checked;
     return raw;
   }
 
@@ -224,8 +231,8 @@ struct EncodedLoader {
   QK_DEVICE_MEMBER static Raw fetch_down(const Column& column, int rows) {
     Raw raw;
     fetch_codes<element, lane>(column.address + rows * column.stride, raw.words);
-    raw.scale = scale_at_address(column.scales + ((column.first + rows) >> column.shift) * column.scale_stride,
-                                 column.checked);
+    raw.scale = stored_scale(column.scales + ((column.first + rows) >> column.shift) * column.scale_stride);
+    raw.checked = column.checked;
     return raw;
   }
 
@@ -236,7 +243,7 @@ struct EncodedLoader {
 
   QK_DEVICE_MEMBER static Values decode(const Raw& raw) {
     float decoded[lane];
-    decode_codes<element, lane>(raw.words, raw.scale, decoded);
+    decode_codes<element, lane>(raw.words, scale_of(raw), decoded);
     Values values;
     round_into(decoded, values);
     return values;

@@ -37,8 +37,8 @@ QK_DEVICE void encode_group(const Values& values, uint32_t amax, uint32_t scale_
 // How a block's packs lie.
 enum class Places {
   kFlat,  // one row of all elements, whatever the rows were: no arithmetic on rows at all
-  kSquare,  // 32 rows x 256 columns
-  kCdna,  // the same in CDNA order: the scales of a block are 256 bytes side by side, its codes runs of 512
+  kSquare,  // 64 rows x 256 columns
+  kCdna,  // 32 rows x 256 columns in CDNA order: a block's scales are 256 bytes side by side, its codes runs of 512
   kRows,  // consecutive packs of rows: whatever the others do not take
 };
 
@@ -107,30 +107,31 @@ QK_DEVICE void flat_block(const WorkList& list, LaneSums& sums) {
   }
 }
 
-// A block of 32 rows x 256 columns: MXFP4 and MXFP8. In CDNA order its scales are gathered in shared memory.
+// A block of 256 columns: MXFP4 and MXFP8. In CDNA order its scales are gathered in shared memory.
 template <class Loader, Target target, bool cdna>
 QK_DEVICE void square_block(const WorkList& list) {
   using Values = typename Loader::Values;
-  QK_SHARED uint32_t shared[kSquareRows * kSquareColumns / 32 / 4];
+  constexpr int kPacks = cdna ? kCdnaPacks : kSquarePacks;
+  constexpr int kScales = SquareTile<kPacks>::kRows * kSquareColumns / 32;
+  QK_SHARED uint32_t shared[cdna ? kScales / 4 : 1];
   uint8_t* staged = reinterpret_cast<uint8_t*>(shared);
   const Job& job = list.job;
   const Item& item = item_of_tile(list, block_index());
-  const SquareTile at(item, block_index(), cdna);
+  const SquareTile<kPacks> at(item, block_index(), cdna);
   const uint32_t rounding = scale_rounding_bits(job.rounding, target == kMxfp4 ? 4 : 8);
   const int reach = at.reach(item);
   const auto column = Loader::column(job, item, at.e, reach > 0 ? at.n : 0, reach > 0 ? at.k : 0);
 
-  typename Loader::Raw raw[kTilePacks];
+  typename Loader::Raw raw[kPacks];
 #pragma unroll
-  for (int i = 0; i < kTilePacks; ++i) {
-    raw[i] = i < reach ? Loader::fetch_down(column, i * kSquareStep) : Loader::nothing();
-  }
+  for (int i = 0; i < kPacks; ++i) raw[i] = Loader::fetch_down(column, SquareTile<kPacks>::down(i, reach));
   const int64_t width = item.k * kCodeBytes<target> / kTileLane, place_k = at.k * kCodeBytes<target> / kTileLane;
   uint8_t* data = place<uint8_t>(item.data, at.e, cdna ? 0 : at.n, cdna ? 0 : place_k);
+  if constexpr (cdna) data += cdna_weight_offset(at.n, place_k, width);
   uint8_t* scales = place<uint8_t>(item.scale, at.e, cdna ? 0 : at.n, cdna ? 0 : at.k / 32);
   const int64_t data_step = item.data.stride_n * kSquareStep, scale_step = item.scale.stride_n * kSquareStep;
 #pragma unroll
-  for (int i = 0; i < kTilePacks; ++i) {
+  for (int i = 0; i < kPacks; ++i) {
     const Values values = Loader::decode(raw[i]);
     uint32_t amax = group_amax<32>(values);
     if (i >= reach) continue;
@@ -146,17 +147,18 @@ QK_DEVICE void square_block(const WorkList& list) {
     }
     uint32_t codes[kCodeWords<target>];
     encode_group<target>(values, amax, scale_code, 0.0f, codes);
-    store_codes(data + (cdna ? cdna_weight_offset(n, place_k, width) : i * data_step), codes, true, 0);
+    // A lane's rows are 8 apart and its first is among the first 8 of a run of 16.
+    store_codes(data + (cdna ? i / 2 * 16 * width + i % 2 * 128 : i * data_step), codes, true, 0);
   }
   if constexpr (cdna) {
     barrier();
     const int thread = thread_index();
-    scales += cdna_scale_offset(at.stripe * kSquareRows, at.column * 8, item.scale_k);
-    if (at.stripe * kSquareRows + kSquareRows <= item.n && at.column * kSquareColumns + kSquareColumns <= item.k) {
-      if (thread < kSquareRows * kSquareColumns / 32 / 4) store_once(scales + 4 * thread, Words1{{shared[thread]}});
+    scales += cdna_scale_offset(at.stripe * at.kRows, at.column * 8, item.scale_k);
+    if (at.stripe * at.kRows + at.kRows <= item.n && at.column * kSquareColumns + kSquareColumns <= item.k) {
+      if (thread < kScales / 4) store_once(scales + 4 * thread, Words1{{shared[thread]}});
     } else {
       const int each = thread / 8, group = thread % 8;
-      if (at.stripe * kSquareRows + each < item.n && at.column * kSquareColumns + group * 32 < item.k) {
+      if (at.stripe * at.kRows + each < item.n && at.column * kSquareColumns + group * 32 < item.k) {
         scales[cdna_scale_offset(each, group, 8)] = staged[cdna_scale_offset(each, group, 8)];
       }
     }
@@ -286,7 +288,8 @@ const char* launch_placed(WorkList& list, int64_t stream) {
   constexpr bool square = places == Places::kCdna || places == Places::kSquare;
   const int64_t tiles = number_tiles(list, [](const Item& item) {
     if (places == Places::kFlat) return ceil_div(item.k, kFlatElements);
-    return square ? square_tiles(item) : item.e * tiles_a_matrix(item);
+    if (places == Places::kCdna) return square_tiles<kCdnaPacks>(item);
+    return square ? square_tiles<kSquarePacks>(item) : item.e * tiles_a_matrix(item);
   });
   if constexpr (target != kAmax && !square) {
     if (list.items[0].sums != nullptr) {

@@ -52,41 +52,50 @@ struct TileStart {
   }
 };
 
-// Tiles of 32 rows x 256 columns: a lane keeps its column of 8 elements and takes rows 8 apart, so that what belongs to the
+// Tiles of 256 columns: a lane keeps its column of 8 elements and takes `packs` rows 8 apart, so that what belongs to the
 // column is found once. A warp takes whole rows, or (CDNA order) 4 rows of 64 columns, which are runs of stored codes.
-constexpr int kSquareRows = 32, kSquareColumns = 256, kSquareStep = kSquareRows / kTilePacks;
+constexpr int kSquareColumns = 256, kSquareStep = 8, kSquarePacks = 8, kCdnaPacks = 4;
 
+template <int packs>
 struct SquareTile {
+  static constexpr int kRows = packs * kSquareStep;
   int64_t e, n, k, stripe, column;
   int row, pack;  // within the tile
 
   QK_DEVICE_MEMBER SquareTile(const Item& item, int64_t tile, bool cdna) {
-    const int64_t across = (item.k + kSquareColumns - 1) / kSquareColumns;
-    const MatrixTile at(item, tile, across * ((item.n + kSquareRows - 1) / kSquareRows));
+    const uint32_t across = static_cast<uint32_t>((item.k + kSquareColumns - 1) / kSquareColumns);
+    const MatrixTile at(item, tile, across * ((item.n + kRows - 1) / kRows));
+    const uint32_t index = static_cast<uint32_t>(at.index), down = across == 1 ? index : index / across;
     const int thread = thread_index();
     e = at.e;
-    stripe = across == 1 ? at.index : divide(at.index, across);
-    column = at.index - stripe * across;
+    stripe = down;
+    column = index - down * across;
     row = cdna ? thread / 128 * 4 + thread % 32 / 8 : thread / 32;
     pack = cdna ? thread / 32 % 4 * 8 + thread % 8 : thread % 32;
-    n = stripe * kSquareRows + row;
+    n = stripe * kRows + row;
     k = column * kSquareColumns + pack * kTileLane;
   }
+
+  // Row of pack `index` from the lane's first; one that does not exist is replaced by the first, so that loads need no
+  // condition.
+  static QK_DEVICE_MEMBER int down(int index, int reach) { return index < reach ? index * kSquareStep : 0; }
 
   // How many of the lane's packs lie in the matrix.
   QK_DEVICE_MEMBER int reach(const Item& item) const {
     const int64_t rows = item.n - n;
     if (k >= item.k || rows <= 0) return 0;
-    return rows >= kSquareRows ? kTilePacks : (static_cast<int>(rows) + kSquareStep - 1) / kSquareStep;
+    return rows >= kRows ? packs : (static_cast<int>(rows) + kSquareStep - 1) / kSquareStep;
   }
 };
 
-inline int64_t square_tiles(const Item& item) {
-  return item.e * ((item.n + kSquareRows - 1) / kSquareRows) * ((item.k + kSquareColumns - 1) / kSquareColumns);
+template <int packs>
+int64_t square_tiles(const Item& item) {
+  constexpr int64_t kRows = packs * kSquareStep;
+  return item.e * ((item.n + kRows - 1) / kRows) * ((item.k + kSquareColumns - 1) / kSquareColumns);
 }
 
 // Whether such tiles are well filled.
-inline bool squarish(const Item& item) { return item.n >= kSquareRows && item.k >= kSquareColumns / 2; }
+inline bool squarish(const Item& item) { return item.n >= 32 && item.k >= kSquareColumns / 2; }
 
 // Multiplier by which a pack's number is divided by the packs of a row; exact as long as their product is under 2^32.
 inline uint32_t row_magic(int64_t packs_a_row) {
