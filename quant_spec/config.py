@@ -77,7 +77,7 @@ class QuantizationConfig:
     source_dtype: str = "bfloat16"
     names: NameRules = _NO_NAMES
     source: QuantizationConfig | None = None
-    _document: object = attrs.field(default=None, repr=False, eq=False)
+    _document: object = attrs.field(default=None, repr=False, eq=False, alias="document")
 
     # -- making -----------------------------------------------------------------------------------------------------
 

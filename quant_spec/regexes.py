@@ -12,7 +12,7 @@ import functools
 import importlib
 import re
 import sys
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import attrs
 
@@ -64,7 +64,7 @@ class Regex:
 def children(argument: object) -> Iterable[tuple[Item, ...]]:
     """Return the sequences of items inside the argument of an operation."""
     if isinstance(argument, parser.SubPattern):
-        yield tuple(argument)
+        yield tuple(cast("Iterable[Item]", argument))
     elif isinstance(argument, (list, tuple)):
         for each in argument:
             yield from children(each)

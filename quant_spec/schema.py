@@ -16,7 +16,7 @@ import types
 import typing
 from collections import defaultdict
 from importlib import resources
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import attrs
 
@@ -238,7 +238,7 @@ def validate(document: object, kind: str) -> list[Defect]:
 
 def _findings(document: object, kind: str) -> Iterator[Defect]:
     words = (*request_words(), *weight_words())
-    for leaf in _leaves(_validator(kind, words).iter_errors(_plain(document))):
+    for leaf in _leaves(_validator(kind, words).iter_errors(cast("Any", _plain(document)))):
         path = "$"
         for key in leaf.absolute_path:
             path = join_path(path, key)

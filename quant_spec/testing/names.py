@@ -80,7 +80,7 @@ def _expression(parts: tuple[str, str]) -> str:
 @functools.lru_cache(maxsize=256)
 def _entries(names: tuple[str, ...]) -> st.SearchStrategy[str]:
     plain = _literals(names)
-    changes = st.lists(st.sampled_from(_CHANGES), max_size=7)
+    changes: st.SearchStrategy[list[str]] = st.lists(st.sampled_from(_CHANGES), max_size=7)
     return st.one_of(
         plain,
         st.tuples(plain, st.just("") | st.sampled_from(_AROUND), changes).map(_glob).filter(is_glob),
