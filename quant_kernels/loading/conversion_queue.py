@@ -162,6 +162,7 @@ class ConversionQueue:
         started = time.perf_counter()
         self._stager.before_conversion()
         self._converter.convert(plan, works)
+        self._stager.after_conversion()
         self.seconds += time.perf_counter() - started
 
     def _tell_others(self) -> None:

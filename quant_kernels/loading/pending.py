@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quant_kernels.checks import dtype_name
+from quant_kernels.loading.buffers import SlotBuffers
 from quant_kernels.loading.cuts import Window, cut_scale, cut_weight, packed_per_byte
 from quant_kernels.loading.install import put_buffer, put_weight
 from quant_kernels.loading.layer import SlotWork
@@ -63,6 +64,7 @@ class PendingLayer:
         self.plan = plan
         self.pieces: dict[Cell, Piece] = {}
         self.inputs: dict[str, Tensor] = {}
+        self.buffers = SlotBuffers()
         self._covered: dict[tuple[int, int, int], str] = {}
         self._cells = sum(_experts(slot) * _shards(slot) for slot in plan.view.slots)
 
@@ -251,7 +253,11 @@ class PendingLayer:
         for index, slot in enumerate(self.plan.view.slots):
             pieces = {cell: piece for cell, piece in self.pieces.items() if cell[0] == index}
             starts = self._starts(index, slot)
-            parts = [part for cell, piece in pieces.items() for part in self._parts(slot, cell, piece, starts)]
+            buffer = self.buffers.whole(index, [cell[1:] for cell in pieces])
+            if buffer is not None:
+                parts = [Part(buffer, slot.name)]
+            else:
+                parts = [part for cell, piece in pieces.items() for part in self._parts(slot, cell, piece, starts)]
             work = WeightWork(slot.name, slot.shape, tuple(parts))
             nbytes = sum(piece.nbytes for piece in pieces.values())
             found.append(SlotWork(slot, work, self._place(index), StoredScales(), nbytes, id(slot)))

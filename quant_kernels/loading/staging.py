@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -19,9 +20,9 @@ DEFAULT_STAGING_BYTES: Final = 4 << 30
 """Bytes of layers that wait, beside the one that has waited longest."""
 PATIENCE: Final = 30.0
 """Seconds without any progress after which a full budget is an error, where several threads load."""
-CHUNK_BYTES: Final = 32 << 20
+CHUNK_BYTES: Final = 16 << 20
 """Bytes of one pinned buffer; larger tensors pass through in pieces."""
-CHUNKS: Final = 4
+CHUNKS: Final = 12
 """Pinned buffers; as many copies are on their way at a time."""
 
 
@@ -107,17 +108,30 @@ class Budget:
 
 
 class HostStager:
-    """Weights stay in host memory: nothing is copied."""
+    """Weights stay in host memory: nothing is copied, unless pieces of a weight are to be gathered."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Take the device on which the model lives."""
+    def __init__(self, device: torch.device, *, gathers: bool = False) -> None:
+        """Take the device on which the model lives.
+
+        Args:
+            device: usually the host.
+            gathers: True to copy the pieces of a weight into one buffer.
+        """
         self.device = device
+        self.gathers = gathers
 
-    def bring(self, tensor: Tensor) -> Tensor:
-        """Return the tensor on the device."""
-        return tensor.to(self.device)
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory for a whole weight."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def bring(self, tensor: Tensor, place: Tensor | None = None) -> Tensor:
+        """Return the tensor on the device, in `place` if that is given."""
+        return tensor.to(self.device) if place is None else place.copy_(tensor)
 
     def before_conversion(self) -> None:
+        """Wait for nothing."""
+
+    def after_conversion(self) -> None:
         """Wait for nothing."""
 
 
@@ -137,18 +151,35 @@ class PinnedStager:
             chunks: how many.
         """
         self.device = device
+        self.gathers = True
         self._stream = torch.cuda.Stream(device)
         self._chunk_bytes = chunk_bytes
         self._free = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(chunks)]
+        self._threads: set[int] = set()
         self._flying: list[tuple[torch.cuda.Event, Tensor]] = []
+        self._kept: list[tuple[torch.cuda.Event, Tensor]] = []
         self._available = threading.Condition()
 
-    def bring(self, tensor: Tensor) -> Tensor:
-        """Return the tensor on the device; its values are there for work that follows `before_conversion`."""
-        if tensor.device == self.device:
-            return tensor
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory for a whole weight, on the device."""
         with torch.cuda.stream(self._stream):
-            there = torch.empty_like(tensor, device=self.device, memory_format=torch.contiguous_format)
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def bring(self, tensor: Tensor, place: Tensor | None = None) -> Tensor:
+        """Return the tensor on the device; its values are there for work that follows `before_conversion`.
+
+        Args:
+            tensor: anywhere.
+            place: contiguous memory on the device to copy it into; None: it gets memory of its own.
+        """
+        if tensor.device.type == "cuda":
+            # It may have been made on any stream of the caller's: order the transfers after that one.
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            if place is None:
+                return tensor.to(self.device)
+            with torch.cuda.stream(self._stream):
+                return place.copy_(tensor, non_blocking=True)
+        there = self.allocate(tuple(tensor.shape), tensor.dtype) if place is None else place
         source = tensor.contiguous().view(-1).view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
         target = there.view(-1).view(torch.uint8) if there.dim() else there.reshape(1).view(torch.uint8)
         if tensor.is_pinned():
@@ -159,7 +190,7 @@ class PinnedStager:
         for start in range(0, source.numel(), self._chunk_bytes):
             stop = min(start + self._chunk_bytes, source.numel())
             chunk = self._take()
-            chunk[: stop - start].copy_(source[start:stop])
+            self._fill(chunk, source[start:stop])
             with torch.cuda.stream(self._stream):
                 target[start:stop].copy_(chunk[: stop - start], non_blocking=True)
                 event = torch.cuda.Event()
@@ -169,17 +200,29 @@ class PinnedStager:
                 self._available.notify()
         return there
 
+    def _fill(self, chunk: Tensor, source: Tensor) -> None:
+        """Copy bytes into a pinned buffer: with all cores for one loader thread, with one core for each of several."""
+        self._threads.add(threading.get_ident())
+        if len(self._threads) > 1:
+            ctypes.memmove(chunk.data_ptr(), source.data_ptr(), source.numel())
+        else:
+            chunk[: source.numel()].copy_(source)
+
     def before_conversion(self) -> None:
         """Make the current stream wait for every transfer that was started."""
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def after_conversion(self) -> None:
+        """Make transfers that are started from now on wait for the conversion: they may reuse its source's memory."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _keep(self, tensor: Tensor) -> None:
         """Hold a pinned tensor of the caller until its transfer has ended."""
         event = torch.cuda.Event()
         event.record(self._stream)
         with self._available:
-            self._flying.append((event, tensor))
-            self._available.notify()
+            self._kept = [each for each in self._kept if not each[0].query()]
+            self._kept.append((event, tensor))
 
     def _take(self) -> Tensor:
         """Return a pinned buffer that no transfer uses."""
@@ -189,10 +232,9 @@ class PinnedStager:
                     return self._free.pop()
                 while not self._flying:
                     self._available.wait()
-                event, tensor = self._flying.pop(0)
+                event, chunk = self._flying.pop(0)
             event.synchronize()
-            if tensor.numel() == self._chunk_bytes and tensor.dtype is torch.uint8:
-                return tensor
+            return chunk
 
 
 def new_stager(device: torch.device) -> HostStager | PinnedStager:

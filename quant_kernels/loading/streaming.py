@@ -194,8 +194,12 @@ class OnlineQuantizer:
             raise LoadError(message)
         for address, part in pending.split(destination, tensor.detach()):
             piece = pending.cut(name, address, part)
+            nbytes = piece.nbytes
+            if self._stager.gathers:
+                with self._lock:
+                    nbytes = pending.buffers.claim(pending.plan.view.slots[address.slot], address, piece)
             self._budget.take(
-                destination.layer, piece.nbytes, can_free=self._queue.is_busy, stopped=lambda: self._queue.failed
+                destination.layer, nbytes, can_free=self._queue.is_busy, stopped=lambda: self._queue.failed
             )
             try:
                 self._land(name, pending, address, piece)
@@ -298,7 +302,12 @@ class OnlineQuantizer:
         """Bring a piece to the device, and hand its layer over if it is complete."""
         self._queue.raise_failure()
         layer = pending.plan.name
-        staged = self._stager.bring(piece)
+        place = None
+        if self._stager.gathers:
+            slot = pending.plan.view.slots[address.slot]
+            with self._lock:
+                place = pending.buffers.view(slot, address, piece, self._stager.allocate)
+        staged = self._stager.bring(piece, place)
         with self._lock:
             if layer in self._done:
                 raise LoadError(f"{name}: late tensor: {layer} was complete with {self._done[layer]}")

@@ -16,7 +16,9 @@ from torch import nn
 
 from quant_kernels import QuantizedTensor, dequantize, quantize
 from quant_kernels.checks import NonFiniteError
+from quant_kernels.loading import streaming
 from quant_kernels.loading.model import quantize_model
+from quant_kernels.loading.staging import HostStager
 from quant_kernels.loading.streaming import OnlineQuantizer
 from quant_spec import LoadError, NameRules, QuantizationConfig
 
@@ -103,6 +105,22 @@ def test_several_threads(loaded: Engine) -> None:
     with OnlineQuantizer(model, config(), write_report=False) as quantizer, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda pair: quantizer.load(*pair), tensors))
     assert_same(model, quantized(loaded))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("target", ["mxfp4", "nvfp4"])
+def test_pieces_gathered_in_buffers_give_the_same(
+    loaded: Engine, shape: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where pieces are copied to their places in one buffer a weight."""
+    monkeypatch.setattr(streaming, "new_stager", lambda device: HostStager(device, gathers=True))
+    request = {"global_quant_config": target, "exclude_layer": ["lm_head", "*.gate.*"]}
+    tensors = SHAPES[shape](loaded)
+    random.Random(5).shuffle(tensors)  # noqa: S311  (an order)
+    model = Engine(device="meta")
+    with OnlineQuantizer(model, config(request), write_report=False) as quantizer:
+        quantizer.load_all(tensors)
+    assert_same(model, quantized(loaded, request))
 
 
 def test_report_says_what_was_read(loaded: Engine, tmp_path: object) -> None:
