@@ -42,7 +42,7 @@ QK_DEVICE void dense_block(const WorkList& list) {
     if (reach == 0) return;
     const auto column = Loader::column(job, item, at.e, at.n, at.k);
     char* address = target(at.e, at.n, at.k);
-    const int64_t step = item.data.stride_n * kBytes * kSquareStep;
+    const int step = static_cast<int>(item.data.stride_n) * kBytes * kSquareStep;
     typename Loader::Raw raw[kSquarePacks];
 #pragma unroll
     for (int i = 0; i < kSquarePacks; ++i) raw[i] = Loader::fetch_down(column, SquareTile<kSquarePacks>::down(i, reach));

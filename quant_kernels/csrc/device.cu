@@ -25,8 +25,18 @@ int32_t block_shift(int64_t side, int64_t reach) {
   return (int64_t{1} << shift) == side ? shift : -1;
 }
 
+// Whether rows are so close that 128 of them are less than 2^31 bytes apart.
+bool near(const Item& item) {
+  constexpr int64_t kFarthest = int64_t{1} << 22;
+  for (const View* view : {&item.source, &item.source_scale, &item.data, &item.scale}) {
+    if (view->stride_n >= kFarthest || view->stride_n <= -kFarthest) return false;
+  }
+  return true;
+}
+
 // Whether whole packs of every kernel can be loaded and stored at once: 16 bytes of a source, a pack of codes.
 bool aligned(const Job& job, const Item& item) {
+  if (item.n > 1 && !near(item)) return false;
   const int64_t source_bytes = job.element == kE2m1 ? 8 : 16;
   if (!aligned_view(item.source, element_bytes(job.element), source_bytes)) return false;
   if (item.source.stride_k != 1 && item.k > 1) return false;

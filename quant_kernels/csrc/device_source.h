@@ -71,14 +71,14 @@ struct PlainLoader {
     return values;
   }
 
-  // What does not change down a column of packs.
+  // What does not change down a column of packs. Steps down are of 32 bits: the host has checked that a tile is no larger.
   struct Column {
     const char* address;
-    int64_t stride;
+    int stride;
   };
 
   QK_DEVICE_MEMBER static Column column(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
-    return {row(job, item, e, n, k).address, item.source.stride_n * kBytes};
+    return {row(job, item, e, n, k).address, static_cast<int>(item.source.stride_n * kBytes)};
   }
 
   QK_DEVICE_MEMBER static Raw fetch_down(const Column& column, int rows) {
@@ -218,14 +218,19 @@ struct EncodedLoader {
   struct Column {
     const char* address;
     const char* scales;
-    int64_t first, stride, scale_stride;
+    int stride, scale_stride;
+    int first;  // rows from the start of the first one's block
     int shift;
     bool checked;
   };
 
   QK_DEVICE_MEMBER static Column column(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
-    return {codes(item, e, n, k), scales(item, e, 0, (k + item.offset_cols) >> item.col_shift), n + item.offset_rows,
-            item.source.stride_n, item.source_scale.stride_n * kScaleBytes, item.row_shift, item.bad != nullptr};
+    const int64_t from = n + item.offset_rows, block = from >> item.row_shift;
+    // One block may hold all rows: a shift of 31 is then as good.
+    const int shift = item.row_shift < 31 ? item.row_shift : 31;
+    return {codes(item, e, n, k), scales(item, e, block, (k + item.offset_cols) >> item.col_shift),
+            static_cast<int>(item.source.stride_n), static_cast<int>(item.source_scale.stride_n * kScaleBytes),
+            item.row_shift < 31 ? static_cast<int>(from - (block << shift)) : 0, shift, item.bad != nullptr};
   }
 
   QK_DEVICE_MEMBER static Raw fetch_down(const Column& column, int rows) {

@@ -129,7 +129,8 @@ QK_DEVICE void square_block(const WorkList& list) {
   uint8_t* data = place<uint8_t>(item.data, at.e, cdna ? 0 : at.n, cdna ? 0 : place_k);
   if constexpr (cdna) data += cdna_weight_offset(at.n, place_k, width);
   uint8_t* scales = place<uint8_t>(item.scale, at.e, cdna ? 0 : at.n, cdna ? 0 : at.k / 32);
-  const int64_t data_step = item.data.stride_n * kSquareStep, scale_step = item.scale.stride_n * kSquareStep;
+  const int data_step = static_cast<int>(item.data.stride_n) * kSquareStep;
+  const int scale_step = static_cast<int>(item.scale.stride_n) * kSquareStep;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     const Values values = Loader::decode(raw[i]);
@@ -148,7 +149,7 @@ QK_DEVICE void square_block(const WorkList& list) {
     uint32_t codes[kCodeWords<target>];
     encode_group<target>(values, amax, scale_code, 0.0f, codes);
     // A lane's rows are 8 apart and its first is among the first 8 of a run of 16.
-    store_codes(data + (cdna ? i / 2 * 16 * width + i % 2 * 128 : i * data_step), codes, true, 0);
+    store_codes(data + (cdna ? i / 2 * 16 * static_cast<int>(width) + i % 2 * 128 : i * data_step), codes, true, 0);
   }
   if constexpr (cdna) {
     barrier();
@@ -289,7 +290,7 @@ const char* launch_placed(WorkList& list, int64_t stream) {
   const int64_t tiles = number_tiles(list, [](const Item& item) {
     if (places == Places::kFlat) return ceil_div(item.k, kFlatElements);
     if (places == Places::kCdna) return square_tiles<kCdnaPacks>(item);
-    return square ? square_tiles<kSquarePacks>(item) : item.e * tiles_a_matrix(item);
+    return places == Places::kSquare ? square_tiles<kSquarePacks>(item) : item.e * tiles_a_matrix(item);
   });
   if constexpr (target != kAmax && !square) {
     if (list.items[0].sums != nullptr) {
