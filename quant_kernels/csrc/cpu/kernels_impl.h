@@ -232,6 +232,7 @@ static void nvfp4_row(const Job& job, const Item& item, int64_t e, int64_t n, Sc
     for (int64_t g = 0; g < count; ++g) {
       const auto* group = chunk + g * 16;
       const float by = step[g];
+#pragma GCC unroll 1
       for (int64_t i = 0; i < 16; ++i) {
         unpacked[g * 16 + i] = static_cast<uint8_t>(nvfp4_code(Reader<element>::value(group[i]), by));
       }

@@ -75,7 +75,7 @@ struct Through {
 
 constexpr int64_t kRun = 512;
 
-// Codes one a byte, `count` of them. Scale groups of 32 and 16 have loops of their own: of a known length.
+// Codes one a byte, `count` of them. Scale groups of 32 have a loop of their own, of a known length.
 template <Element element, class Writer>
 static inline void decode_bytes(const uint8_t* codes, int64_t count, float scale, typename Writer::Stored* out) {
   const auto decode = [&](int64_t i) __attribute__((always_inline)) {
@@ -86,8 +86,6 @@ static inline void decode_bytes(const uint8_t* codes, int64_t count, float scale
   };
   if (count == 32) {
     for (int64_t i = 0; i < 32; ++i) decode(i);
-  } else if (count == 16) {
-    for (int64_t i = 0; i < 16; ++i) decode(i);
   } else {
     for (int64_t i = 0; i < count; ++i) decode(i);
   }
@@ -117,6 +115,24 @@ static inline float source_scale(const Job& job, const Item& item, int64_t e, in
   return item.bad != nullptr && scale < 0.0f ? float_of(kQuietNan) : scale;
 }
 
+// A row of packed codes in groups of 16: too short for loops of their own, so that scales are spread over the elements.
+template <class Writer>
+static void decode_groups_of_16(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
+                                typename Writer::Stored* out) {
+  alignas(64) uint8_t unpacked[kRun];
+  alignas(64) float scales[kRun];
+  const int64_t row = (n + item.offset_rows) / item.block_rows;
+  for (int64_t k = 0; k < item.k; k += kRun) {
+    const int64_t count = item.k - k < kRun ? item.k - k : kRun;
+    unpack_nibbles(codes + k / 2, count / 2, unpacked);
+    for (int64_t group = 0; group < count / 16; ++group) {
+      const float scale = source_scale(job, item, e, row, k / 16 + group);
+      for (int64_t i = 0; i < 16; ++i) scales[group * 16 + i] = scale;
+    }
+    for (int64_t i = 0; i < count; ++i) out[k + i] = Writer::store(decode_e2m1(unpacked[i]) * scales[i]);
+  }
+}
+
 // Codes of a row from element k on; packed ones are unpacked into `unpacked`, kRun at a time.
 template <class Writer>
 static void decode_row(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
@@ -124,6 +140,10 @@ static void decode_row(const Job& job, const Item& item, int64_t e, int64_t n, c
   const int64_t row = (n + item.offset_rows) / item.block_rows;
   int64_t column = item.offset_cols / item.block_cols;
   int64_t run = item.block_cols - item.offset_cols % item.block_cols;
+  if (job.element == kE2m1 && item.block_cols == 16) {
+    decode_groups_of_16<Writer>(job, item, e, n, codes, out);
+    return;
+  }
   alignas(64) uint8_t unpacked[kRun];
   for (int64_t k = 0; k < item.k; k += run, run = item.block_cols, ++column) {
     const int64_t count = item.k - k < run ? item.k - k : run;
