@@ -98,7 +98,7 @@ class Router:
         self._names = names
         self._ignore = tuple(ignore)
         self._layers = layers
-        self._by_weight: dict[str, Address] = {}
+        self._by_weight: dict[str, Destination] = {}
         self._stacks: dict[str, dict[Role, int]] = defaultdict(dict)
         for layer in layers.values():
             for index, slot in enumerate(layer.slots):
@@ -127,13 +127,18 @@ class Router:
         Raises:
             LoadError: the model has nothing for it.
         """
-        if any(fnmatchcase(name, pattern) for pattern in self._ignore):
+        if self._ignore and any(fnmatchcase(name, pattern) for pattern in self._ignore):
             return Elsewhere()
-        renamed = self._names.to_module(name)
+        known = self._by_weight.get(name)
+        if known is not None and not self._names.name_mapping:
+            return known
+        renamed = self._names.to_module(name) if self._names.name_mapping else name
         for weight, content, suffix in _readings(renamed):
             found = self._by_weight.get(weight) or self._in_stack(weight)
             if found is not None:
-                return attrs.evolve(found, content=content, suffix=suffix) if isinstance(found, Address) else found
+                if content == "weight" or not isinstance(found, Address):
+                    return found
+                return Address(found.layer, found.slot, found.expert, found.shard, content, suffix)
         other = self.others.get(renamed)
         if other is not None:
             return other
@@ -148,6 +153,12 @@ class Router:
         stacks = self._stacks.get(container)
         if not stacks:
             return None
+        found = self._find_in_stack(container, stacks, weight)
+        if found is not None:
+            self._by_weight[weight] = found  # its scales, and the other names of the layer, come next
+        return found
+
+    def _find_in_stack(self, container: str, stacks: Mapping[Role, int], weight: str) -> Destination | None:
         below = weight.removeprefix(container).lstrip(".").removesuffix(".weight").removesuffix("_weight")
         index, _, leaf = below.partition(".")
         role = STACK_ROLES.get(leaf if index.isdigit() else below)

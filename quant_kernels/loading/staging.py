@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -155,7 +154,6 @@ class PinnedStager:
         self._stream = torch.cuda.Stream(device)
         self._chunk_bytes = chunk_bytes
         self._free = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(chunks)]
-        self._threads: set[int] = set()
         self._flying: list[tuple[torch.cuda.Event, Tensor]] = []
         self._kept: list[tuple[torch.cuda.Event, Tensor]] = []
         self._available = threading.Condition()
@@ -190,7 +188,7 @@ class PinnedStager:
         for start in range(0, source.numel(), self._chunk_bytes):
             stop = min(start + self._chunk_bytes, source.numel())
             chunk = self._take()
-            self._fill(chunk, source[start:stop])
+            chunk[: stop - start].copy_(source[start:stop])
             with torch.cuda.stream(self._stream):
                 target[start:stop].copy_(chunk[: stop - start], non_blocking=True)
                 event = torch.cuda.Event()
@@ -199,14 +197,6 @@ class PinnedStager:
                 self._flying.append((event, chunk))
                 self._available.notify()
         return there
-
-    def _fill(self, chunk: Tensor, source: Tensor) -> None:
-        """Copy bytes into a pinned buffer: with all cores for one loader thread, with one core for each of several."""
-        self._threads.add(threading.get_ident())
-        if len(self._threads) > 1:
-            ctypes.memmove(chunk.data_ptr(), source.data_ptr(), source.numel())
-        else:
-            chunk[: source.numel()].copy_(source)
 
     def before_conversion(self) -> None:
         """Make the current stream wait for every transfer that was started."""

@@ -182,10 +182,14 @@ def block_fp8_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{name}_scale_inv", scale
 
 
-@pytest.mark.parametrize("mtp", [False, True], ids=["R1", "R1 with MTP"])
-def test_deepseek_r1_fp8_attention_and_mxfp4_experts(*, mtp: bool) -> None:
-    """61 blocks, the first three dense, 256 experts in each of the others; MTP adds one more such block."""
-    model = deepseek({**SMALL_R1, "n_routed_experts": 64}, mtp=mtp)
+@pytest.mark.parametrize(
+    ("mtp", "experts"),
+    [(False, 32), (True, 32), pytest.param(True, 256, marks=pytest.mark.slow)],
+    ids=["R1", "R1 with MTP", "R1 with MTP, all experts"],
+)
+def test_deepseek_r1_fp8_attention_and_mxfp4_experts(*, mtp: bool, experts: int) -> None:
+    """61 blocks, the first three dense, the others with experts; MTP adds one more such block."""
+    model = deepseek({**SMALL_R1, "n_routed_experts": experts, "n_group": 8}, mtp=mtp)
     moe = 58 + mtp
     with OnlineQuantizer(model, request(MIXED, BLOCK_FP8), write_report=False) as quantizer:
         quantizer.load_all(block_fp8_tensors(model))
@@ -198,6 +202,8 @@ def test_deepseek_r1_fp8_attention_and_mxfp4_experts(*, mtp: bool) -> None:
     if mtp:
         expected |= {f"eh_proj {fp8}": 1, f"shared_head.head {fp8}": 1}
     assert kinds(report) == expected
+    routed = [layer for layer in report.layers if layer.layer.endswith("mlp.experts")]
+    assert {layer.weights for layer in routed} == {2 * experts}
     sources = {layer.source for layer in report.layers if "experts" in layer.layer}
     assert sources == {"fp8_e4m3/block_128x128"}
     assert {layer.layer.rpartition(".")[2] for layer in report.kept} == {"gate", "lm_head"}
