@@ -139,6 +139,12 @@ def test_remapping_keeps_what_is_not_given() -> None:
     assert not once.resolve("model.lm_head").is_quantized
 
 
+def test_an_empty_exclude_matches_nothing(config: QuantizationConfig) -> None:
+    fewer = config.with_excludes("")
+    assert fewer.resolve("a") == config.resolve("a")
+    assert fewer.unmatched(["a"]) == config.unmatched(["a"])
+
+
 def test_a_bad_exclude_is_refused(config: QuantizationConfig) -> None:
     with pytest.raises(ConfigError, match=r"with_excludes\[1\].*does not compile"):
         config.with_excludes("a", "re:(")
@@ -340,6 +346,8 @@ def test_memory_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch, config: Q
     for _ in range(2):
         assert {name: config.resolve(name) for name in names} == expected
         assert config.resolve_many(names) == expected
+    assert [config.explain(name).config for name in names] == [*expected.values()]
+    assert len(config.matcher.resolver._paths) <= 16
     assert len(config._answers) <= 16
     assert len(config._answers._rows) <= 16
     assert all(len(row) <= 16 for row in config._answers._rows.values())
