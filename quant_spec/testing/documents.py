@@ -97,7 +97,7 @@ def checkpoint_configs(names: Iterable[str] | None = None) -> st.SearchStrategy[
 @functools.lru_cache(maxsize=256)
 def _checkpoint_configs(names: tuple[str, ...]) -> st.SearchStrategy[Document | None]:
     entry = entries(names)
-    return st.none() | _fp8(entry) | _quark(entry)
+    return st.one_of(st.none(), _fp8(entry), _quark(entry), _compressed_tensors(entry))
 
 
 def _fp8(entry: st.SearchStrategy[str]) -> _Documents:
@@ -130,3 +130,20 @@ def _quark(entry: st.SearchStrategy[str]) -> _Documents:
             "exclude": st.lists(entry, max_size=4),
         },
     )
+
+
+def _compressed_tensors(entry: st.SearchStrategy[str]) -> _Documents:
+    channel = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    block = {**channel, "strategy": "block", "block_structure": [128, 128]}
+    token = {**channel, "strategy": "token", "dynamic": True}
+    schemes: list[Document] = [{"weights": channel, "input_activations": token}, {"weights": block}]
+    targets = st.lists(entry | st.just("Linear"), min_size=1, max_size=3, unique=True)
+    groups = st.lists(st.tuples(targets, st.sampled_from(schemes)), min_size=1, max_size=2).map(_groups)
+    return _some(
+        {"quant_method": st.just("compressed-tensors"), "config_groups": groups},
+        {"ignore": st.lists(entry, max_size=4), "format": st.just("float-quantized")},
+    )
+
+
+def _groups(parts: list[tuple[list[str], dict[str, object]]]) -> Document:
+    return {f"group_{index}": {"targets": targets, **scheme} for index, (targets, scheme) in enumerate(parts)}
