@@ -292,7 +292,9 @@ const char* launch_placed(WorkList& list, int64_t stream) {
     if (places == Places::kCdna) return square_tiles<kCdnaPacks>(item);
     return places == Places::kSquare ? square_tiles<kSquarePacks>(item) : item.e * tiles_a_matrix(item);
   });
-  if constexpr (target != kAmax && !square) {
+  // Fast kernels of rows are built without measures: the careful ones have them.
+  constexpr bool measures = target != kAmax && (places == Places::kFlat || (Loader::kCareful && !square));
+  if constexpr (measures) {
     if (list.items[0].sums != nullptr) {
       return qk::start(groups_kernel<Loader, target, group, places, true>, tiles, kTileThreads, list, stream);
     }
@@ -300,10 +302,14 @@ const char* launch_placed(WorkList& list, int64_t stream) {
   return qk::start(groups_kernel<Loader, target, group, places, false>, tiles, kTileThreads, list, stream);
 }
 
+// The careful form of a loader: it takes any place.
+template <class Loader>
+using Careful = CarefulLoader<Loader::Values::kElement, kTileLane>;
+
 template <class Loader, Target target, int group>
 const char* launch(WorkList& list, int64_t stream) {
+  const bool measured = list.items[0].sums != nullptr;
   if constexpr (!Loader::kCareful && (target == kMxfp4 || target == kMxfp8)) {
-    const bool measured = list.items[0].sums != nullptr;
     bool flat = Loader::kPlain && list.job.layout != kCdna, square = !measured;
     for (int i = 0; i < list.count; ++i) {
       const Item& item = list.items[i];
@@ -317,8 +323,10 @@ const char* launch(WorkList& list, int64_t stream) {
       if (flat) return launch_placed<Loader, target, group, Places::kFlat>(list, stream);
     }
     if (square) return launch_placed<Loader, target, group, Places::kSquare>(list, stream);
+  } else if constexpr (!Loader::kCareful) {
+    if (!measured) return launch_placed<Loader, target, group, Places::kRows>(list, stream);
   }
-  return launch_placed<Loader, target, group, Places::kRows>(list, stream);
+  return launch_placed<Careful<Loader>, target, group, Places::kRows>(list, stream);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "conversions.h"
 #include "job.h"
+#include "packed_e2m1.h"
 
 // Hardware conversions are used unless QK_SOFTWARE is defined: gfx950 has OCP ones; gfx942's are FNUZ (greatest value
 // 240), so that OCP codes are made in software there.
@@ -22,6 +23,7 @@ namespace qk {
 // `lane` neighbouring values: two a word for 16-bit dtypes, one a word for fp32.
 template <Element element, int lane>
 struct Pack {
+  static constexpr Element kElement = element;
   static constexpr int kLane = lane;
   static constexpr bool kHalves = element != kF32;
   static constexpr int kWords = kHalves ? lane / 2 : lane;
@@ -189,31 +191,11 @@ QK_DEVICE void unpack_e2m1(uint32_t codes, float* values) {
 
 // ---- e2m1 -------------------------------------------------------------------------------------------------------
 
-#if defined(QK_NVIDIA_FP8)
-// A pair of values times 2^-14 as halves: the leading bits of a half, subnormal below 2^-14, are then e2m1's, and the
-// rest decides the rounding. Exact if the halves are, as they are for sources of 8 significant bits. Returns the codes
-// in bits 0 ... 3 and 16 ... 19.
-QK_DEVICE uint32_t encode_e2m1_halves(uint32_t halves) {
-  const uint32_t magnitude = __vminu2(halves & 0x7fff7fffu, 0x0e000e00u);
-  const uint32_t rounded = magnitude + 0x00ff00ffu + ((magnitude >> 9) & 0x00010001u);
-  return ((rounded >> 9) & 0x00070007u) | ((halves >> 12) & 0x00080008u);
-}
-#endif
-
 // Codes of 8 values / 2^(byte - 127), the first in the lowest nibble.
 template <Element element>
 QK_DEVICE uint32_t pack_e2m1(const Pack<element, 8>& pack, uint32_t byte) {
-#if defined(QK_NVIDIA_FP8)
-  if constexpr (element == kBf16) {
-    // 2^(127 - byte) * 2^-14; its bits for bytes from 240 on are subnormal, and the formula for 254 and 255 goes on.
-    const float factor = byte < 240u ? float_of((240u - byte) << 23) : float_of(0x00800000u >> (byte - 239u));
-    uint32_t codes[4];
-    for (int i = 0; i < 4; ++i) {
-      codes[i] = encode_e2m1_halves(pack_f16(pack.value(2 * i) * factor, pack.value(2 * i + 1) * factor));
-    }
-    const uint32_t low = codes[0] | (codes[1] << 8), high = codes[2] | (codes[3] << 8);
-    return __byte_perm(low | (low >> 12), high | (high >> 12), 0x5410);
-  }
+#if defined(QK_PACKED_E2M1)
+  if constexpr (element != kF32) return pack_e2m1_pairs<element>(pack.w, byte);
 #endif
 #if defined(QK_GFX950)
   // The instruction multiplies by the inverse of the scale, rounds and saturates; it takes the scale as a float.
@@ -229,7 +211,12 @@ QK_DEVICE uint32_t pack_e2m1(const Pack<element, 8>& pack, uint32_t byte) {
 #endif
   const float factor = inverse_e8m0(byte);
   uint32_t word = 0;
+#if defined(QK_PACKED_E2M1)
+  // The product of a NaN is a NaN without a sign there, as the form by addition wants it.
+  for (int i = 0; i < 8; ++i) word |= encode_e2m1_added(pack.value(i) * factor) << (4 * i);
+#else
   for (int i = 0; i < 8; ++i) word |= encode_e2m1(pack.value(i) * factor) << (4 * i);
+#endif
   return word;
 }
 
