@@ -1,0 +1,78 @@
+// e2m1 codes of pairs of 16-bit values without leaving their dtype (Hopper and later), and of fp32 values: rounding by
+// adding a power of two whose last place is the step of the codes there.
+//
+// A magnitude y up to 6 with the exponent E = max(0, floor(log2 y)) has the step 2^(E - 1). Adding 2^(E - 1 + m), m being
+// the mantissa bits of the dtype, leaves i = RNE(y / step) in the last places of the sum, and the code is i + 2 E. Both E
+// and i are cut out of bit patterns; the scaled value itself is exact wherever its rounding is not to zero.
+#pragma once
+
+#include "conversions.h"
+#include "job.h"
+
+namespace qk {
+
+// Code of a value that was scaled, in its four low bits; higher bits are not clear.
+QK_DEVICE uint32_t encode_e2m1_added(float value) {
+  const uint32_t bits = bits_of(value);
+  const float magnitude = __builtin_fminf(float_of(bits & kMagnitude), kE2m1Max);  // NaN too becomes 6
+  const uint32_t exponent = max_u32(bits_of(magnitude) & kInfinity, 0x3f800000u);
+  const uint32_t sum = bits_of(magnitude + float_of(exponent + (22u << 23)));
+  return ((sum + (exponent >> 22) + 2u) & 7u) | ((bits >> 28) & 8u);
+}
+
+#if defined(QK_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(QK_SOFTWARE)
+#define QK_PACKED_E2M1 1
+
+// Two codes, in bits 0 ... 3 and 16 ... 19, of a pair of scaled bf16 values.
+QK_DEVICE uint32_t encode_e2m1_bf16x2(uint32_t pair) {
+  const uint32_t magnitude = __vminu2(pair & 0x7fff7fffu, 0x40c040c0u);
+  const uint32_t exponent = __vmaxu2(magnitude & 0x7f807f80u, 0x3f803f80u);
+  uint32_t sum;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(magnitude), "r"(exponent + 0x03000300u));
+  return ((sum + (exponent >> 6) + 0x00020002u) & 0x00070007u) | ((pair >> 12) & 0x00080008u);
+}
+
+// The same for fp16.
+QK_DEVICE uint32_t encode_e2m1_f16x2(uint32_t pair) {
+  const uint32_t magnitude = __vminu2(pair & 0x7fff7fffu, 0x46004600u);
+  const uint32_t exponent = __vmaxu2(magnitude & 0x7c007c00u, 0x3c003c00u);
+  uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(magnitude), "r"(exponent + 0x24002400u));
+  return ((sum + (exponent >> 9) + 0x00020002u) & 0x00070007u) | ((pair >> 12) & 0x00080008u);
+}
+
+// Codes of four pairs / 2^(byte - 127), the first in the lowest nibble.
+template <Element element>
+QK_DEVICE uint32_t pack_e2m1_pairs(const uint32_t (&pairs)[4], uint32_t byte) {
+  uint32_t codes[4];
+  if constexpr (element == kBf16) {
+    // 2^(127 - byte) as bf16: byte 254 and, by the same formula, 255 are subnormal.
+    const uint32_t one = byte < 254u ? (254u - byte) << 7 : 0x40u >> (byte - 254u);
+    const uint32_t factor = one * 0x00010001u;
+    for (int i = 0; i < 4; ++i) {
+      uint32_t scaled;
+      asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(scaled) : "r"(pairs[i]), "r"(factor));
+      codes[i] = encode_e2m1_bf16x2(scaled);
+    }
+  } else {
+    // 2^(127 - byte) as a product of two halves. Beyond 2^30 everything saturates, below 2^-28 everything becomes 0.
+    const int power = 127 - static_cast<int>(byte);
+    const int bounded = power > 30 ? 30 : (power < -28 ? -28 : power);
+    const int first = bounded > 15 ? 15 : (bounded < -14 ? -14 : bounded);
+    const uint32_t factor = static_cast<uint32_t>(first + 15) * 0x04000400u;
+    const uint32_t rest = static_cast<uint32_t>(bounded - first + 15) * 0x04000400u;
+    for (int i = 0; i < 4; ++i) {
+      uint32_t scaled;
+      asm("{ .reg .b32 part; mul.rn.f16x2 part, %1, %2; mul.rn.f16x2 %0, part, %3; }"
+          : "=r"(scaled)
+          : "r"(pairs[i]), "r"(factor), "r"(rest));
+      codes[i] = encode_e2m1_f16x2(scaled);
+    }
+  }
+  const uint32_t low = codes[0] | (codes[1] << 8), high = codes[2] | (codes[3] << 8);
+  return __byte_perm(low | (low >> 12), high | (high >> 12), 0x5410);
+}
+
+#endif
+
+}  // namespace qk
