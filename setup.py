@@ -4,7 +4,7 @@ The library uses torch's stable ABI (target 2.10) and Python's limited API (3.10
 of both. Environment:
 
     QUANT_KERNELS_GPU=0             leave the GPU kernels out
-    QUANT_KERNELS_CUDA_ARCHS=90,100 compute capabilities to build for
+    QUANT_KERNELS_CUDA_ARCHS=90,100 compute capabilities to build for (default: 90, and intermediate code for later)
     QUANT_KERNELS_NATIVE=0          build no library at all: conversions run in plain torch
 """
 
@@ -89,8 +89,10 @@ class BuildLibrary(cpp_extension.BuildExtension):
         folder = Path(self.build_temp) / "cuda"
         folder.mkdir(parents=True, exist_ok=True)
         headers = max(path.stat().st_mtime for path in (ROOT / CSRC).rglob("*.h"))
-        archs = os.environ.get("QUANT_KERNELS_CUDA_ARCHS", "90,100").replace(";", ",").split(",")
+        archs = os.environ.get("QUANT_KERNELS_CUDA_ARCHS", "90").replace(";", ",").split(",")
         codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        # The intermediate code of the last one runs on every later GPU, translated when it is loaded.
+        codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
         commands, objects = [], []
         for source in GPU_SOURCES:
             target = folder / f"{source.stem}_{'_'.join(archs)}.o"
