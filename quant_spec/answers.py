@@ -106,6 +106,16 @@ class Rows(dict[str, Row]):
         found = self._shared[positions] = Row(self, positions)
         return found
 
+    def _firsts(self, positions: tuple[Position, ...], leaf: str, name: str) -> tuple[int, int | None]:
+        """Return the least indices of entries that cover a module, in the config and in the checkpoint's below it."""
+        found = self._levels[0].leaf(positions[0], leaf)
+        if name:
+            found = min(found, self._spelled[0].get(name, found))
+        if len(positions) == 1:
+            return found, None
+        below = self._levels[1].leaf(positions[1], leaf)
+        return found, min(below, self._spelled[1].get(name, below))
+
     def below(self, positions: tuple[Position, ...], leaf: str, name: str = "") -> LayerQuantConfig | None:
         """Return the format of `leaf` below the path at `positions`, or None if more than these decides.
 
@@ -117,11 +127,9 @@ class Rows(dict[str, Row]):
         matcher = self._config.matcher
         if not positions or len(leaf) > MAX_KEY or not matcher.is_plain(leaf) or LINE_BREAK in leaf:
             return None
-        found = [level.leaf(position, leaf) for level, position in zip(self._levels, positions, strict=True)]
-        if name:
-            found = [min(index, spelled.get(name, index)) for index, spelled in zip(found, self._spelled, strict=True)]
+        first, below = self._firsts(positions, leaf, name)
         try:
-            return self._config.plain_format(found[0], found[1] if len(found) > 1 else None)
+            return self._config.plain_format(first, below)
         except ResolveError:
             return None  # raised again, with the whole name, where it is asked for in full
 

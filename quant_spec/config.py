@@ -15,7 +15,7 @@ from quant_spec.digest import digest_of
 from quant_spec.errors import ConfigError, Defect, ResolveError, wrong_type
 from quant_spec.layer_config import UNQUANTIZED, LayerQuantConfig
 from quant_spec.mapping import NameRules
-from quant_spec.matching import Matcher, Outcome, Why, check_name
+from quant_spec.matching import Matcher, Outcome, check_name
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, get_parser
 from quant_spec.patterns import Pattern
 from quant_spec.quant_key import QuantKey
@@ -255,10 +255,11 @@ class QuantizationConfig:
         Raises:
             ResolveError: an activation is asked for alone, and the checkpoint has another one.
         """
-        key = (index, source_index)
+        # All excludes leave a module alone in the same way.
+        key = (0 if index < self.matcher.exclude_count else index, source_index)
         found = self._met.get(key)
         if found is None:
-            found = self._met[key] = self._met_afresh(index, source_index)
+            found = self._met[key] = self._met_afresh(*key)
         return found
 
     def _met_afresh(self, index: int, source_index: int | None) -> LayerQuantConfig:
@@ -267,8 +268,6 @@ class QuantizationConfig:
             return outcome.spec.resolved()
         default = self.source.matcher.default_class
         below = self.source.plain_format(default if source_index is None else source_index, None)
-        if outcome.why is Why.EXCLUDE:  # of which there may be thousands
-            return below
         return meet("", outcome, below, None).config
 
     def resolve_many(self, names: Iterable[str]) -> dict[str, LayerQuantConfig]:

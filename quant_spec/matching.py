@@ -107,6 +107,7 @@ class Matcher:
             *(Outcome(Why.GLOBAL, entry, spec) for entry, spec in classes),
             Outcome(Why.GLOBAL, None, global_spec),
         )
+        self.exclude_count = len(excludes)
         self.resolver = Resolver(self.entries, rules, mapped=mapped)
         self.rules = rules
         self._packed = dict(rules.packed_modules_mapping)
@@ -217,11 +218,8 @@ class _Leaves:
 
     def __init__(self, rules: NameRules, entries: Iterable[Pattern]) -> None:
         self._rules = rules
-        self._named = _below_containers(
-            rules.to_module(entry.target)
-            for entry in entries
-            if entry.kind is PatternKind.LITERAL and EXPERTS in entry.target
-        )
+        self._entries = entries
+        self._named: dict[str, tuple[str, ...]] | None = None
         self._stored: dict[str, tuple[str, ...]] | None = None
         self._with_tensors: set[str] | None = None
 
@@ -233,7 +231,13 @@ class _Leaves:
                 return stored
         if rules.num_experts:
             return tuple(f"{container}.{n}.{leaf}" for n in range(rules.num_experts) for leaf in rules.expert_leaves)
-        return self._named.get(container, ())
+        return self._from_literals().get(container, ())
+
+    def _from_literals(self) -> dict[str, tuple[str, ...]]:
+        if self._named is None:
+            targets = (entry.target for entry in self._entries if entry.kind is PatternKind.LITERAL)
+            self._named = _below_containers(self._rules.to_module(target) for target in targets if EXPERTS in target)
+        return self._named
 
     def _from_tensors(self) -> dict[str, tuple[str, ...]]:
         if self._stored is None:
