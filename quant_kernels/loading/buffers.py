@@ -74,6 +74,10 @@ class SlotBuffers:
         self._inside.setdefault(address.slot, set()).add((address.expert, address.shard))
         return buffer[..., rows, :] if address.expert is None else buffer[address.expert, rows]
 
+    def has(self, slot: int) -> bool:
+        """Tell whether the buffer of a weight is there."""
+        return slot in self._buffers
+
     def whole(self, slot: int, cells: Collection[tuple[int | None, int | None]]) -> Tensor | None:
         """Return the buffer of a weight if all its pieces, by expert and shard, are in it."""
         return self._buffers.get(slot) if self._inside.get(slot) == set(cells) else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quant_kernels.loading.decisions import LayerPlan
-    from quant_kernels.loading.staging import Budget, HostStager, PinnedStager
+    from quant_kernels.loading.staging import Budget, Stager
 
 
 class ConversionQueue:
@@ -28,7 +28,7 @@ class ConversionQueue:
         self,
         converter: LayerConverter,
         ordered: Sequence[LayerPlan],
-        stager: HostStager | PinnedStager,
+        stager: Stager,
         budget: Budget,
         device: torch.device,
     ) -> None:
@@ -110,6 +110,7 @@ class ConversionQueue:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        self._stager.close()
         self.raise_failure()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -122,6 +123,7 @@ class ConversionQueue:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        self._stager.close()
         if self._converter.failure is None:
             self._converter.failure = error if isinstance(error, Exception) else LoadError(type(error).__name__)
         if isinstance(error, Exception):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
+from quant_kernels.loading.pinned import PinnedStager
 from quant_spec import LoadError
 
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ DEFAULT_STAGING_BYTES: Final = 4 << 30
 """Bytes of layers that wait, beside the one that has waited longest."""
 PATIENCE: Final = 30.0
 """Seconds without any progress after which a full budget is an error, where several threads load."""
-CHUNK_BYTES: Final = 16 << 20
-"""Bytes of one pinned buffer; larger tensors pass through in pieces."""
-CHUNKS: Final = 12
-"""Pinned buffers; as many copies are on their way at a time."""
 
 
 class Budget:
@@ -51,7 +48,15 @@ class Budget:
         """Bytes that are held now."""
         return sum(self._held.values())
 
-    def take(self, layer: str, nbytes: int, *, can_free: Callable[[], bool], stopped: Callable[[], bool]) -> None:
+    def take(
+        self,
+        layer: str,
+        nbytes: int,
+        *,
+        can_free: Callable[[], bool],
+        stopped: Callable[[], bool],
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Count bytes of a layer; wait while they are too many and a conversion that will free some is due.
 
         Args:
@@ -59,18 +64,20 @@ class Budget:
             nbytes: bytes that it is about to hold more.
             can_free: tells whether a complete layer is being converted or waits for it.
             stopped: tells whether the job has failed: then nobody waits.
+            ready: tells whether memory that another thread takes the bytes for is there.
 
         Raises:
             LoadError: they are too many and nothing will free any.
         """
         with self._changed:
             self._threads.add(threading.get_ident())
-            deadline = time.monotonic() + (self._patience if len(self._threads) > 1 else 0.0)
-            while self._exceeds(layer, nbytes) and not stopped():
+            several = len(self._threads) > 1 or not ready()
+            deadline = time.monotonic() + (self._patience if several else 0.0)
+            while (self._exceeds(layer, nbytes) or not ready()) and not stopped():
                 # What frees bytes does so before it stops being busy: look again before giving up.
-                frees = bool(self._landing) or can_free() or not self._exceeds(layer, nbytes)
+                frees = bool(self._landing) or can_free() or (ready() and not self._exceeds(layer, nbytes))
                 if frees:
-                    deadline = max(deadline, time.monotonic() + self._patience * (len(self._threads) > 1))
+                    deadline = max(deadline, time.monotonic() + self._patience * several)
                 elif time.monotonic() >= deadline:
                     raise LoadError(self._overflow(layer, nbytes))
                 self._changed.wait(0.05)
@@ -133,100 +140,13 @@ class HostStager:
     def after_conversion(self) -> None:
         """Wait for nothing."""
 
-
-class PinnedStager:
-    """Copies tensors to a CUDA device through a few pinned buffers, on a stream of its own.
-
-    Loader threads copy into pinned memory and start the transfers; conversions run on another stream meanwhile, and
-    wait on the device for the transfers that were started before them.
-    """
-
-    def __init__(self, device: torch.device, *, chunk_bytes: int = CHUNK_BYTES, chunks: int = CHUNKS) -> None:
-        """Allocate the pinned buffers.
-
-        Args:
-            device: a CUDA device.
-            chunk_bytes: bytes of each.
-            chunks: how many.
-        """
-        self.device = device
-        self.gathers = True
-        self._stream = torch.cuda.Stream(device)
-        self._chunk_bytes = chunk_bytes
-        self._free = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(chunks)]
-        self._flying: list[tuple[torch.cuda.Event, Tensor]] = []
-        self._kept: list[tuple[torch.cuda.Event, Tensor]] = []
-        self._available = threading.Condition()
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return memory for a whole weight, on the device."""
-        with torch.cuda.stream(self._stream):
-            return torch.empty(shape, dtype=dtype, device=self.device)
-
-    def bring(self, tensor: Tensor, place: Tensor | None = None) -> Tensor:
-        """Return the tensor on the device; its values are there for work that follows `before_conversion`.
-
-        Args:
-            tensor: anywhere.
-            place: contiguous memory on the device to copy it into; None: it gets memory of its own.
-        """
-        if tensor.device.type == "cuda":
-            # It may have been made on any stream of the caller's: order the transfers after that one.
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            if place is None:
-                return tensor.to(self.device)
-            with torch.cuda.stream(self._stream):
-                return place.copy_(tensor, non_blocking=True)
-        there = self.allocate(tuple(tensor.shape), tensor.dtype) if place is None else place
-        source = tensor.contiguous().view(-1).view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
-        target = there.view(-1).view(torch.uint8) if there.dim() else there.reshape(1).view(torch.uint8)
-        if tensor.is_pinned():
-            with torch.cuda.stream(self._stream):
-                target.copy_(source, non_blocking=True)
-                self._keep(tensor)
-            return there
-        for start in range(0, source.numel(), self._chunk_bytes):
-            stop = min(start + self._chunk_bytes, source.numel())
-            chunk = self._take()
-            chunk[: stop - start].copy_(source[start:stop])
-            with torch.cuda.stream(self._stream):
-                target[start:stop].copy_(chunk[: stop - start], non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(self._stream)
-            with self._available:
-                self._flying.append((event, chunk))
-                self._available.notify()
-        return there
-
-    def before_conversion(self) -> None:
-        """Make the current stream wait for every transfer that was started."""
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
-
-    def after_conversion(self) -> None:
-        """Make transfers that are started from now on wait for the conversion: they may reuse its source's memory."""
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-
-    def _keep(self, tensor: Tensor) -> None:
-        """Hold a pinned tensor of the caller until its transfer has ended."""
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        with self._available:
-            self._kept = [each for each in self._kept if not each[0].query()]
-            self._kept.append((event, tensor))
-
-    def _take(self) -> Tensor:
-        """Return a pinned buffer that no transfer uses."""
-        while True:
-            with self._available:
-                if self._free:
-                    return self._free.pop()
-                while not self._flying:
-                    self._available.wait()
-                event, chunk = self._flying.pop(0)
-            event.synchronize()
-            return chunk
+    def close(self) -> None:
+        """Have nothing to end."""
 
 
-def new_stager(device: torch.device) -> HostStager | PinnedStager:
+Stager: TypeAlias = HostStager | PinnedStager
+
+
+def new_stager(device: torch.device) -> Stager:
     """Return what brings tensors to a device."""
     return PinnedStager(device) if device.type == "cuda" else HostStager(device)

@@ -47,6 +47,8 @@ _ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 class OnlineQuantizer:
     """Loads a model whose parameters are on meta, and quantizes each layer as soon as it is complete.
 
+    Used as a context::
+
         with OnlineQuantizer(model, config) as quantizer:
             for name, tensor in tensors:
                 quantizer.load(name, tensor)
@@ -194,13 +196,7 @@ class OnlineQuantizer:
             raise LoadError(message)
         for address, part in pending.split(destination, tensor.detach()):
             piece = pending.cut(name, address, part)
-            nbytes = piece.nbytes
-            if self._stager.gathers:
-                with self._lock:
-                    nbytes = pending.buffers.claim(pending.plan.view.slots[address.slot], address, piece)
-            self._budget.take(
-                destination.layer, nbytes, can_free=self._queue.is_busy, stopped=lambda: self._queue.failed
-            )
+            self._take(pending, address, piece)
             try:
                 self._land(name, pending, address, piece)
             finally:
@@ -297,6 +293,21 @@ class OnlineQuantizer:
             self._abandon(error)
 
     # -- behind -----------------------------------------------------------------------------------------------------
+
+    def _take(self, pending: PendingLayer, address: Address, piece: Tensor) -> None:
+        """Count the bytes that a piece will take; wait while they are too many."""
+        nbytes, waits = piece.nbytes, False
+        if self._stager.gathers:
+            with self._lock:
+                nbytes = pending.buffers.claim(pending.plan.view.slots[address.slot], address, piece)
+            waits = piece.nbytes > 0 and nbytes == 0  # another thread takes the bytes of the whole weight
+        self._budget.take(
+            pending.plan.name,
+            nbytes,
+            can_free=self._queue.is_busy,
+            stopped=lambda: self._queue.failed,
+            ready=lambda: not waits or pending.buffers.has(address.slot),
+        )
 
     def _land(self, name: str, pending: PendingLayer, address: Address, piece: Tensor) -> None:
         """Bring a piece to the device, and hand its layer over if it is complete."""

@@ -1,10 +1,11 @@
 """OnlineQuantizer against plain copies of the same bytes to the device, and the memory that it takes.
 
-    python tests/benchmarks/bench_streaming.py [--device cpu|cuda] [--layers N] [--threads N] [--json FILE]
+    python tests/benchmarks/bench_streaming.py [--device cpu|cuda] [--layers N] [--threads N] [--pinned] [--json FILE]
 
-On a GPU: bf16 weights in pageable host memory stream to MXFP4 on the device; the limit is 0.9 of the rate at which the
-same number of bytes is copied from pinned memory, and peak device memory is at most the quantized model, the largest
-layer's source and the staging budget. On a CPU nothing is copied: the figure is the rate against `quantize` alone.
+On a GPU: bf16 weights in host memory, pageable or pinned (`--pinned`), stream to MXFP4 on the device; the limit is
+0.9 of the rate at which the same number of bytes is copied from pinned memory, and peak device memory is at most the
+quantized model, the largest layer's source and the staging budget. On a CPU nothing is copied: the figure is the rate
+against `quantize` alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def new_model(layers: int, shrink: int) -> nn.Module:
     return nn.ModuleList(nn.ModuleDict({"experts": Experts(shrink)}) for _ in range(layers))
 
 
-def checkpoint(model: nn.Module, sources: dict[tuple[int, ...], torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+def checkpoint(
+    model: nn.Module, sources: dict[tuple[int, ...], torch.Tensor], *, pinned: bool = False
+) -> list[tuple[str, torch.Tensor]]:
     """Return one tensor an expert's projection, in checkpoint order; matrices of one shape share their memory."""
     found = []
     for name, parameter in model.named_parameters():
@@ -48,19 +51,30 @@ def checkpoint(model: nn.Module, sources: dict[tuple[int, ...], torch.Tensor]) -
         leaves = ("gate_proj", "up_proj") if leaf == "w13_weight" else ("down_proj",)
         shape = (parameter.shape[1] // len(leaves), parameter.shape[2])
         if shape not in sources:
-            sources[shape] = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02)
+            sources[shape] = torch.empty(shape, dtype=torch.bfloat16, pin_memory=pinned).normal_(0, 0.02)
         found += [(f"{container}.{e}.{each}.weight", sources[shape]) for e in range(EXPERTS) for each in leaves]
     return found
 
 
-def stream(layers: int, shrink: int, device: str, threads: int, staging: int) -> tuple[float, int, int]:
+def stream(
+    layers: int,
+    shrink: int,
+    device: str,
+    threads: int,
+    staging: int,
+    pinned: bool,  # noqa: FBT001
+) -> tuple[float, int, int]:
     """Return seconds, bytes read, and bytes of staging at most."""
     model = new_model(layers, shrink)
-    tensors = checkpoint(model, {})
+    tensors = checkpoint(model, {}, pinned=pinned)
     started = time.perf_counter()
     options = {"device": device, "staging_bytes": staging, "write_report": False}
-    with OnlineQuantizer(model, REQUEST, **options) as quantizer, ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda pair: quantizer.load(*pair), tensors))
+    with OnlineQuantizer(model, REQUEST, **options) as quantizer:
+        if threads == 1:
+            quantizer.load_all(tensors)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda pair: quantizer.load(*pair), tensors))
     elapsed = time.perf_counter() - started
     return elapsed, sum(tensor.nbytes for _, tensor in tensors), quantizer.peak_staging_bytes
 
@@ -94,18 +108,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pinned", action="store_true", help="give tensors in pinned memory")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     gpu = options.device == "cuda"
     shrink, layers = (1, options.layers or 24) if gpu else (4, options.layers or 6)
     largest = EXPERTS * 3 * (INNER // shrink) * (HIDDEN // shrink) * 2
     staging = largest
-    stream(2, shrink, options.device, options.threads, staging)
+    stream(2, shrink, options.device, options.threads, staging, options.pinned)
     if gpu:
         torch.cuda.reset_peak_memory_stats()
         resident = torch.cuda.memory_allocated()
-    seconds, nbytes, held = stream(layers, shrink, options.device, options.threads, staging)
+    seconds, nbytes, held = stream(layers, shrink, options.device, options.threads, staging, options.pinned)
     rate = nbytes / seconds
     limit = pinned_rate() if gpu else kernel_rate(shrink)
     what = "pinned copies" if gpu else "quantize alone"

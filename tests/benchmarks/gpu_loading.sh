@@ -14,5 +14,5 @@ timeout 150 python3 -m pytest -q -p no:cacheprovider -m gpu tests/loading >"$OUT
 echo "tests: rc $?"; tail -40 "$OUT/loading-tests.log"
 timeout 100 python3 tests/benchmarks/bench_model.py --json "$OUT/model.json"
 timeout 100 python3 tests/benchmarks/bench_streaming.py --json "$OUT/streaming.json"
-timeout 100 python3 tests/benchmarks/bench_streaming.py --threads 8 --json "$OUT/streaming8.json"
+timeout 100 python3 tests/benchmarks/bench_streaming.py --pinned --json "$OUT/streaming-pinned.json"
 timeout 60 python3 tests/benchmarks/bench_parallel.py --json "$OUT/parallel.json"
