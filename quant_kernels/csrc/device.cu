@@ -2,6 +2,8 @@
 
 #include "launch.h"
 
+#include <initializer_list>
+
 namespace qk {
 
 bool device_kernels_built() { return true; }
