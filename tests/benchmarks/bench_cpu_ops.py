@@ -1,7 +1,7 @@
 """Host conversions against torch.compile of the plain composition, and against the machine's copy bandwidth.
 
-Run: python tests/benchmarks/bench_cpu_ops.py [--json FILE] [--rows N]. Everything is timed in turns in one process, the best
-of several passes each, so that other load on the machine strikes all alike.
+Run: python tests/benchmarks/bench_cpu_ops.py [--json FILE] [--rows N]. Everything is timed in turns in one process, the
+best of several passes each, so that other load on the machine strikes all alike.
 """
 
 from __future__ import annotations
