@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile every GPU kernel for gfx90a, gfx942 and gfx950 and check the machine code; no AMD GPU or software is needed.
 
-    python tests/kernels/hip/compile.py [--target gfx950] [--verbose]
+    python tests/kernels/hip/compile.py [--all] [--target gfx950] [--verbose]
 
 Prints one line a source and variant, and every defect; the exit code is 1 if there is one.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from checks import E2M1, E4M3, KernelFacts, check_all
-from toolchain import VARIANTS, CompileError
+from toolchain import USUAL, VARIANTS, CompileError
 
 
 def table(kernels: list[KernelFacts]) -> list[str]:
@@ -43,23 +43,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     targets = sorted({variant.target for variant in VARIANTS})
     parser.add_argument("--target", action="append", choices=targets, help="only this target (may be repeated)")
+    parser.add_argument("--all", action="store_true", help="every source in every variant, not only what differs")
     parser.add_argument("--verbose", action="store_true", help="one line a kernel")
     options = parser.parse_args()
-    variants = tuple(v for v in VARIANTS if not options.target or v.target in options.target)
+    chosen = VARIANTS if options.all else USUAL
+    variants = tuple(v for v in chosen if not options.target or v.target in options.target)
     start = time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            kernels, wrong = check_all(variants, Path(folder))
+            kernels, wrong = check_all(variants, Path(folder), everything=options.all)
     except CompileError as error:
-        print(f"hip compile: {error}", file=sys.stderr)
+        sys.stderr.write(f"hip compile: {error}\n")
         return 1
-    print("\n".join(table(kernels)))
+    lines = table(kernels)
     if options.verbose:
-        for kernel in kernels:
-            print(kernel.variant, kernel.name, kernel.metadata["vgpr_count"], kernel.counts.total())
-    for line in wrong:
-        print(f"hip compile: {line}", file=sys.stderr)
-    print(f"{len(kernels)} kernels, {len(wrong)} defects, {time.monotonic() - start:.0f} s")
+        lines += [f"{k.variant} {k.name}: {k.metadata['vgpr_count']}, {k.counts.total()}" for k in kernels]
+    lines.append(f"{len(kernels)} kernels, {len(wrong)} defects, {time.monotonic() - start:.0f} s")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stderr.write("".join(f"hip compile: {line}\n" for line in wrong))
     return 1 if wrong else 0
 
 

@@ -1,17 +1,18 @@
 """A GPU made of the interpreter: the native operator of the library with the GPU's host code and its compiled kernels.
 
-`InterpretedGpu.convert` takes what `torch.ops.quant_kernels._convert` takes, on CPU tensors. The launchers of csrc run as
-they are (compiled for the host); every kernel that they launch is interpreted, on memory that holds the call's tensors alone.
+`InterpretedGpu.convert` takes what `torch.ops.quant_kernels._convert` takes, on CPU tensors. The launchers of csrc run
+as they are (compiled for the host); every kernel that they launch is interpreted, on memory that holds the call's
+tensors alone.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,10 @@ from amdgcn import Assembly, Instruction, IsaError, Kernel, Memory, Options, Pro
 from structures import read_structures
 from toolchain import CSRC, Variant, device_texts, host_library
 
-from quant_kernels import launch
+from quant_kernels import direct, launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 STRUCTURES, VALUES = read_structures(CSRC / "job.h")
 Job, Item = STRUCTURES["Job"], STRUCTURES["Item"]
@@ -71,6 +75,16 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+class _Operator:
+    """Stands where torch keeps an operator: callable, and by its overload."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.default = function
+
+    def __call__(self, *arguments: object) -> None:
+        self.default(*arguments)
+
+
 class InterpretedGpu:
     """One GPU of a variant, run with the interpreter's options.
 
@@ -99,13 +113,14 @@ class InterpretedGpu:
         """Make the library run every native conversion of CPU tensors here."""
         namespace = torch.ops.quant_kernels
         # The library need not be built: its operator is replaced.
-        before, serves = getattr(namespace, "_convert", None), launch.native_on
-        namespace._convert = self.convert
-        launch.native_on = lambda _device: True
+        before = getattr(namespace, "_convert", None)
+        namespace._convert = _Operator(self.convert)
+        serves = launch.native_on
+        launch.native_on = direct.native_on = lambda _device: True
         try:
             yield self
         finally:
-            launch.native_on = serves
+            launch.native_on = direct.native_on = serves
             if before is None:
                 del namespace._convert
             else:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _TYPES: dict[str, type] = {
     "int64_t": ctypes.c_int64,
@@ -37,8 +40,7 @@ def read_structures(header: Path) -> tuple[dict[str, type[ctypes.Structure]], di
             if not member:
                 continue
             kind, _, names = member.partition(" ")
-            for name in (item.strip() for item in names.split(",")):
-                fields.append(_field(kind, name, types, values))
+            fields.extend(_field(kind, name.strip(), types, values) for name in names.split(","))
         structures[match[1]] = types[match[1]] = type(match[1], (ctypes.Structure,), {"_fields_": fields})
     return structures, values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -11,13 +12,18 @@ from amdgcn.floats import div_fixup, div_fmas, div_scale, fma, maximum, middle, 
 from amdgcn.integers import INTEGERS, field_i, leading_zeros, permute_bytes, reverse
 from amdgcn.small_floats import decode_e2m1, decode_e4m3, encode_bf16, encode_e2m1, encode_e4m3
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 F = np.float32
 RANDOM = np.random.default_rng(0)
-SPECIAL = np.array([0, 0x80000000, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000], np.uint32)
+SPECIAL = np.array(
+    [0, 0x80000000, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000], np.uint32
+)
 
 
 @pytest.fixture(autouse=True)
-def quiet():
+def quiet() -> Iterator[None]:
     """Overflows and NaNs are wanted."""
     with np.errstate(all="ignore"):
         yield
@@ -103,7 +109,9 @@ def test_e2m1_equals_ml_dtypes() -> None:
     assert np.array_equal(encode_e2m1(values, F(1)), wanted)
     assert np.array_equal(encode_e2m1(values * F(4), F(4)), encode_e2m1(values * F(4) / F(4), F(1)))
     codes = np.arange(16, dtype=np.uint32)
-    assert np.array_equal(decode_e2m1(codes, F(0.5)), codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(F) / 2)
+    assert np.array_equal(
+        decode_e2m1(codes, F(0.5)), codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(F) / 2
+    )
 
 
 def test_what_amd_does_not_document_is_seen() -> None:

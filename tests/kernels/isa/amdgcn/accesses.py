@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amdgcn.assembly import Instruction
 from amdgcn.errors import MemoryFaultError
 from amdgcn.memory import Memory, SharedMemory
 from amdgcn.registers import Mask, Wave, register, scalar_reader
+
+if TYPE_CHECKING:
+    from amdgcn.assembly import Instruction
 
 Step = Callable[[Wave, Memory, SharedMemory], None]
 U = np.uint32

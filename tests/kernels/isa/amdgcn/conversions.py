@@ -1,15 +1,18 @@
-"""Instructions that convert packs of small floats: which bytes they read and write, around the formats of small_floats."""
+"""Instructions that convert packs of small floats: which bytes they read and write."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from amdgcn.assembly import Instruction
 from amdgcn.registers import Wave, bits_reader, register
 from amdgcn.small_floats import decode_e2m1, decode_e4m3, encode_bf16, encode_e2m1, encode_e4m3
 from amdgcn.vector import destination, flags, source
+
+if TYPE_CHECKING:
+    from amdgcn.assembly import Instruction
 
 Step = Callable[[Wave], None]
 U = np.uint32

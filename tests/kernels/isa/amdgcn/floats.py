@@ -1,18 +1,21 @@
 """Vector instructions on floats: arithmetic rounded to nearest even with subnormals kept, division steps, conversions.
 
-Division steps follow the pseudocode of the CDNA3 instruction set document, corrected where the sequence that uses them could
-not be right otherwise: V_DIV_FMAS_F32 multiplies by 2^64 or 2^-64 (the document prints 2^32), and a denominator above 2^126
-under a subnormal quotient is scaled down (the document prints up, which overflows).
+Division steps follow the pseudocode of the CDNA3 instruction set document, corrected where the sequence that uses them
+could not be right otherwise: V_DIV_FMAS_F32 multiplies by 2^64 or 2^-64 (the document prints 2^32), and a denominator
+above 2^126 under a subnormal quotient is scaled down (the document prints up, which overflows).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from amdgcn.integers import Table
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from amdgcn.integers import Table
 
 U = np.uint32
 F = np.float32
@@ -60,8 +63,8 @@ def _fma_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     shape = np.broadcast(a, b, c)
     out = np.empty(shape.shape, D)
     flat = out.reshape(-1)
-    for index, (x, y, z) in enumerate(shape):
-        x, y, z = float(x), float(y), float(z)
+    for index, values in enumerate(shape):
+        x, y, z = (float(value) for value in values)
         product = x * y
         if not (np.isfinite(x) and np.isfinite(y) and np.isfinite(z)) or (product == 0 and z == 0):
             flat[index] = product + z

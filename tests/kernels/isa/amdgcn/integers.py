@@ -1,7 +1,7 @@
 """Vector instructions on integers and bits: name -> signature and function of numpy arrays.
 
-A signature is "destinations:sources" in the letters of `registers`; a trailing `+` passes the old destination as the last
-source. Functions see numpy's wrapping arithmetic.
+A signature is "destinations:sources" in the letters of `registers`; a trailing `+` passes the old destination as the
+last source. Functions see numpy's wrapping arithmetic.
 """
 
 from __future__ import annotations

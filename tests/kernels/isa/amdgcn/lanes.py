@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from amdgcn.assembly import Instruction
 from amdgcn.registers import (
     LANES,
     Mask,
@@ -19,13 +18,20 @@ from amdgcn.registers import (
     scalar_writer,
 )
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from amdgcn.assembly import Instruction
+
 Step = Callable[[Wave], None]
 U = np.uint32
 LANE = np.arange(LANES)
 ROW = 16
 
 
-def _dpp_sources(instruction: Instruction) -> tuple[NDArray[np.int64], Mask]:
+def _dpp_sources(  # noqa: PLR0911 - one case a movement
+    instruction: Instruction,
+) -> tuple[NDArray[np.int64], Mask]:
     """Return the lane that each lane reads, and whether there is one."""
     modifiers = instruction.modifiers
     within, row = LANE % ROW, LANE - LANE % ROW

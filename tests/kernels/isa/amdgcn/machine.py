@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from amdgcn.accesses import compile_access
-from amdgcn.assembly import Instruction, Kernel
 from amdgcn.conversions import compile_conversion
 from amdgcn.errors import HangError, IsaError, UnsupportedError
 from amdgcn.lanes import compile_lanes
@@ -19,6 +19,9 @@ from amdgcn.memory import Memory, SharedMemory
 from amdgcn.registers import LANES, Wave
 from amdgcn.scalar import compile_scalar
 from amdgcn.vector import compile_vector
+
+if TYPE_CHECKING:
+    from amdgcn.assembly import Instruction, Kernel
 
 Step = Callable[[Wave, Memory, SharedMemory], None]
 # User registers in the order in which the hardware fills them, with their number of words.
@@ -179,7 +182,9 @@ class Program:
         wave.v[0] = np.arange(LANES, dtype=np.uint32) + np.uint32(index * LANES)
         return wave
 
-    def _run_block(self, memory: Memory, block: int, count: int, pointers: Pointers, random: np.random.Generator) -> None:
+    def _run_block(
+        self, memory: Memory, block: int, count: int, pointers: Pointers, random: np.random.Generator
+    ) -> None:
         shared = SharedMemory(self.kernel.shared_bytes, random)
         shared.detect_races = self.options.detect_races
         waves = [self._wave(index, block, pointers, random) for index in range(count)]
@@ -204,16 +209,16 @@ class Program:
     def _run_wave(self, wave: Wave, memory: Memory, shared: SharedMemory, steps: int) -> None:
         code, times = self.code, self._times
         try:
-            for step in range(steps):
+            for _ in range(steps):
                 position = wave.pc
                 wave.pc = position + 1
                 times[position] += 1
+                wave.executed += 1
                 code[position](wave, memory, shared)
                 if wave.ended or wave.waiting:
                     break
         except IsaError as error:
             at = self.kernel.instructions[wave.pc - 1]
             raise type(error)(f"{self.kernel.name}, line {at.line}, {at.text}: {error}") from error
-        wave.executed += step + 1
         if wave.executed >= INSTRUCTION_LIMIT:
             raise HangError(f"{self.kernel.name}: wave {wave.index} executed {wave.executed} instructions")

@@ -97,7 +97,7 @@ class Memory:
 
 
 class SharedMemory:
-    """Shared memory of one block. It starts with arbitrary bytes, and remembers which wave touched what since a barrier."""
+    """Shared memory of one block: starts with arbitrary bytes, remembers which wave touched what since a barrier."""
 
     def __init__(self, size: int, poison: np.random.Generator) -> None:
         self.data: Bytes = poison.integers(1, 255, size, np.uint8)

@@ -1,6 +1,6 @@
 """A wave: 64 lanes, their vector registers, the scalar registers they share, and how an operand is read and written.
 
-Values of a vector operand are numpy arrays of 64 lanes or numpy scalars, in the type that an instruction's signature names:
+Values of a vector operand are numpy arrays of 64 lanes or numpy scalars, in the type that a signature names:
 
     u i f   32 bits: unsigned, signed, float        U I F   64 bits
     H J h   16 bits: unsigned, signed, float        m       one bit a lane, in a pair of scalar registers
@@ -12,11 +12,13 @@ import re
 import struct
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amdgcn.assembly import Instruction
+if TYPE_CHECKING:
+    from amdgcn.assembly import Instruction
 
 LANES = 64
 WORD = 0xFFFFFFFF

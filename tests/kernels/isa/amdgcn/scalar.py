@@ -6,9 +6,12 @@ Semantics follow the instruction descriptions of AMD's "CDNA3" and "CDNA4" instr
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from amdgcn.assembly import Instruction
 from amdgcn.registers import EXEC, PAIR, WORD, Wave, scalar_reader, scalar_writer
+
+if TYPE_CHECKING:
+    from amdgcn.assembly import Instruction
 
 Step = Callable[[Wave], None]
 # A result and what it makes of SCC: None leaves it, "nonzero" tests the result, an integer is its new value.
@@ -62,9 +65,9 @@ def _reversed(value: int, bits: int) -> int:
 # name: (64-bit operands, function of the sources and SCC)
 _TWO_WORDS: dict[str, Callable[[int, int, int], Result]] = {
     "s_add_u32": lambda a, b, _: _add(a, b),
-    "s_addc_u32": lambda a, b, c: _add(a, b, c),
+    "s_addc_u32": _add,
     "s_sub_u32": lambda a, b, _: _sub(a, b),
-    "s_subb_u32": lambda a, b, c: _sub(a, b, c),
+    "s_subb_u32": _sub,
     "s_add_i32": lambda a, b, _: _overflowing(signed(a) + signed(b)),
     "s_sub_i32": lambda a, b, _: _overflowing(signed(a) - signed(b)),
     "s_mul_i32": lambda a, b, _: ((a * b) & WORD, None),
@@ -225,20 +228,25 @@ def _computing(instruction: Instruction) -> Step | None:
         (_PAIR_AND_WORD, True, False),
     ):
         if name in table:
-            two = table[name]
-            write = scalar_writer(instruction, operands[0], wide=wide)
-            first = scalar_reader(instruction, operands[1], wide=wide)
-            second = scalar_reader(instruction, operands[2], wide=wide_second)
-            mask, mask_second = PAIR if wide else WORD, PAIR if wide_second else WORD
-
-            def step_two(wave: Wave) -> None:
-                value, scc = two(first(wave) & mask, second(wave) & mask_second, wave.scc)
-                if scc is not None:
-                    wave.scc = scc
-                write(wave, value)
-
-            return step_two
+            return _of_two(instruction, table[name], wide=wide, wide_second=wide_second)
     return None
+
+
+def _of_two(
+    instruction: Instruction, function: Callable[[int, int, int], Result], *, wide: bool, wide_second: bool
+) -> Step:
+    write = scalar_writer(instruction, instruction.operands[0], wide=wide)
+    first = scalar_reader(instruction, instruction.operands[1], wide=wide)
+    second = scalar_reader(instruction, instruction.operands[2], wide=wide_second)
+    mask, mask_second = PAIR if wide else WORD, PAIR if wide_second else WORD
+
+    def step(wave: Wave) -> None:
+        value, scc = function(first(wave) & mask, second(wave) & mask_second, wave.scc)
+        if scc is not None:
+            wave.scc = scc
+        write(wave, value)
+
+    return step
 
 
 def _constant(instruction: Instruction) -> Step:

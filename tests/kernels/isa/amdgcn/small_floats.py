@@ -1,16 +1,19 @@
 """The conversion instructions for 4-, 8- and 16-bit floats, from tables of the formats' values.
 
-e4m3 is the OCP format on gfx950 and FNUZ on gfx942. Inputs whose result AMD does not document (a NaN to e2m1, a scale that
-is no normal number) give the code of -6, so that a kernel which uses one is seen to differ from the reference.
+e4m3 is the OCP format on gfx950 and FNUZ on gfx942. Inputs whose result AMD does not document (a NaN to e2m1, a scale
+that is no normal number) give the code of -6, so that a kernel which uses one is seen to differ from the reference.
 With FP16_OVFL = 0, the only mode modelled, what rounds above the greatest e4m3 value becomes NaN.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 U = np.uint32
 D = np.float64

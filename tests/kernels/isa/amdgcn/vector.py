@@ -1,13 +1,13 @@
-"""Turns a vector instruction into a function: operands with signs, sub-dword selections (SDWA, op_sel) and lane moves (DPP)."""
+"""Turns a vector instruction into a function: signs, parts of words (SDWA, op_sel) and lane moves (DPP) of operands."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from amdgcn.assembly import Instruction
 from amdgcn.floats import FLOATS, PACKED_FLOATS, div_fmas, reciprocal
 from amdgcn.integers import COMPARED, COMPARISONS, INTEGERS, PACKED_HALVES, SATURATED, Function
 from amdgcn.lanes import dpp_reader
@@ -31,6 +31,9 @@ from amdgcn.registers import (
 from amdgcn.registers import (
     FLOATS as FLOAT_KINDS,
 )
+
+if TYPE_CHECKING:
+    from amdgcn.assembly import Instruction
 
 Step = Callable[[Wave], None]
 U = np.uint32
