@@ -215,6 +215,7 @@ class QuantizationConfig:
             self.global_spec,
             self.names,
             mapped=self.source is None,
+            below=None if self.source is None else self.source.matcher,
         )
 
     @functools.cached_property

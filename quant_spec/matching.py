@@ -97,8 +97,9 @@ class Matcher:
         rules: NameRules,
         *,
         mapped: bool,
+        below: Matcher | None = None,
     ) -> None:
-        """Compile the entries; `mapped` if they are in checkpoint spelling."""
+        """Compile the entries; `mapped` if in checkpoint spelling; `below`: the checkpoint's, for a request."""
         excluded = LayerQuantConfig(None, None, global_spec.quant_method)
         self.entries: tuple[Pattern, ...] = (*excludes, *(entry for entry, _ in (*patterns, *classes)))
         self.outcomes: tuple[Outcome, ...] = (
@@ -112,7 +113,11 @@ class Matcher:
         self.rules = rules
         self._packed = dict(rules.packed_modules_mapping)
         self.default_class = min(self.resolver.class_hits(DEFAULT_CLASS), default=self.resolver.none)
-        self._leaves = _Leaves(rules, self.entries)
+        literals = (
+            entry.target for entry in self.entries if entry.kind is PatternKind.LITERAL and EXPERTS in entry.target
+        )
+        self.literals: tuple[str, ...] = tuple(rules.to_module(each) if mapped else each for each in literals)
+        self._leaves = _Leaves(rules, (*self.literals, *(below.literals if below else ())))
         self._distinct: dict[str, tuple[frozenset[int], ...]] = {}
 
     def is_plain(self, name: str) -> bool:
@@ -214,11 +219,11 @@ def _disagreement(name: str, members: Sequence[str], outcomes: Sequence[Outcome]
 
 
 class _Leaves:
-    """The leaves of expert containers: from the tensors, else from the counts, else from the literals of the config."""
+    """Leaves of expert containers: from the tensors, else from the counts, else from the configs' literals."""
 
-    def __init__(self, rules: NameRules, entries: Iterable[Pattern]) -> None:
+    def __init__(self, rules: NameRules, literals: Iterable[str]) -> None:
         self._rules = rules
-        self._entries = entries
+        self._literals = literals
         self._named: dict[str, tuple[str, ...]] | None = None
         self._stored: dict[str, tuple[str, ...]] | None = None
         self._with_tensors: set[str] | None = None
@@ -235,8 +240,7 @@ class _Leaves:
 
     def _from_literals(self) -> dict[str, tuple[str, ...]]:
         if self._named is None:
-            targets = (entry.target for entry in self._entries if entry.kind is PatternKind.LITERAL)
-            self._named = _below_containers(self._rules.to_module(target) for target in targets if EXPERTS in target)
+            self._named = _below_containers(self._literals)
         return self._named
 
     def _from_tensors(self) -> dict[str, tuple[str, ...]]:

@@ -458,3 +458,20 @@ def test_equal_documents_are_equal_configs() -> None:
     assert hash(one) == hash(two)
     assert one != one.with_excludes("x")
     assert one.resolve("a") == LayerQuantConfig(PTPC, get_format("ptpc_fp8").activation, "online")
+
+
+def test_leaves_of_a_container_are_those_that_either_config_names() -> None:
+    """The checkpoint's literals name the experts, which the globs of the request then tell apart."""
+    source = QuantizationConfig.from_dict(
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": [
+                "model.layers.0.mlp.experts.0.up_proj",
+                "model.layers.0.mlp.experts.0.down_proj",
+            ],
+        }
+    )
+    request = QuantizationConfig.from_online({"layer_quant_config": {"*.up_proj": "mxfp4"}}, source=source)
+    with pytest.raises(ResolveError, match=r"its experts must have one format"):
+        request.resolve("model.layers.0.mlp.experts")
