@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,11 @@ from quant_spec import QuantFormat, QuantKey, get_format
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from quant_kernels.loading.distributed import Ranks
+
 
 _AMAX_BLOCKS: Final = {"row": (1, 0), "1x16": (1, 16), "1x32": (1, 32), "128x128": (128, 128), "tensor": (0, 0)}
 
@@ -53,8 +58,10 @@ def quantize(  # noqa: PLR0913  (each changes one thing about the result)
     layout: str = "row_major",
     measure: bool = False,
     name: str = "w",
+    parallel: Literal["column", "row"] | None = None,
+    group: Ranks | dist.ProcessGroup | DeviceMesh | None = None,
 ) -> QuantizedTensor:
-    """Quantize a weight.
+    """Quantize a weight, or this rank's shard of one.
 
     Args:
         w: float32, float16 or bfloat16 [N, K] or [E, N, K], any strides, any device.
@@ -69,12 +76,29 @@ def quantize(  # noqa: PLR0913  (each changes one thing about the result)
         layout: `row_major`, or `cdna`: the tile order of AMD's matrix kernels, for codes and E8M0 scales.
         measure: also sum up Σ w² and Σ (w − ŵ)², into `error_sums`.
         name: what errors call the weight.
+        parallel: with `group`: `w` is a shard, cut along the output side (`column`) or the input side (`row`).
+        group: process group or one-dimensional mesh, all of whose ranks call this; the result is the shard of the
+            quantized whole weight (`quantize_shard`), which takes no `out`, `amax` or `layout`.
 
     Raises:
         KernelInputError: an argument does not fit; nothing was written.
         NonFiniteError: `check` found NaN or Inf.
         quant_spec.ConfigError: no format has that name.
+        quant_spec.LoadError: the ranks' shards do not fit, or one does not answer.
     """
+    if group is not None or parallel is not None:
+        return _quantize_on_ranks(
+            w,
+            format,
+            parallel,
+            group,
+            scale_rounding,
+            check=check,
+            fnuz=fnuz,
+            measure=measure,
+            name=name,
+            unfit={"out": out is not None, "amax": amax is not None, "layout": layout != "row_major"},
+        )
     plain = not (check or fnuz or measure) and out is None and amax is None and layout == "row_major"
     if plain and isinstance(format, str) and not torch.compiler.is_compiling():
         found = quantize_directly(w, format, scale_rounding)
@@ -92,6 +116,40 @@ def quantize(  # noqa: PLR0913  (each changes one thing about the result)
         measure=measure,
         names=[name],
     )[0]
+
+
+def _quantize_on_ranks(  # noqa: PLR0913  (as quantize)
+    w: Tensor,
+    format: str | QuantFormat,  # noqa: A002
+    parallel: Literal["column", "row"] | None,
+    group: Ranks | dist.ProcessGroup | DeviceMesh | None,
+    scale_rounding: str | None,
+    *,
+    check: bool,
+    fnuz: bool,
+    measure: bool,
+    name: str,
+    unfit: dict[str, bool],
+) -> QuantizedTensor:
+    from quant_kernels.loading.parallel import quantize_shard  # noqa: PLC0415  (it is made of what is defined here)
+
+    if parallel is None or group is None:
+        missing = "parallel" if parallel is None else "group"
+        raise KernelInputError(missing, "None", "both parallel and group, or neither")
+    for argument, given in unfit.items():
+        if given:
+            raise KernelInputError(argument, "a value", "none together with group")
+    return quantize_shard(
+        w,
+        format,
+        parallel=parallel,
+        group=group,
+        scale_rounding=scale_rounding,
+        check=check,
+        fnuz=fnuz,
+        measure=measure,
+        name=name,
+    )
 
 
 def quantize_many(  # noqa: PLR0913  (as quantize)

@@ -8,6 +8,7 @@ from thread_ranks import ThreadRanks, results, run_ranks
 
 from quant_kernels import QuantizedTensor, dequantize, quantize
 from quant_kernels.checks import KernelInputError, NonFiniteError
+from quant_kernels.loading.distributed import OneRank
 from quant_kernels.loading.parallel import Cut, ShardPlace, quantize_shard
 from quant_spec import LoadError, get_format
 
@@ -163,3 +164,21 @@ def test_unchecked_bad_values_are_those_of_the_whole() -> None:
     expected = quantize(whole, "ptpc_fp8")
     for rank, (part, _) in enumerate(sharded(whole, "ptpc_fp8", "row", [128, 128])):
         assert_shard(part, expected, ShardPlace("row", rank, (128, 128)))
+
+
+def test_quantize_takes_a_group() -> None:
+    whole = weight(64, 256)
+    expected = quantize(whole, "ptpc_fp8")
+    shards = whole.chunk(2, -1)
+    answers = run_ranks(2, lambda ranks: quantize(shards[ranks.rank], "ptpc_fp8", parallel="row", group=ranks))
+    for rank, part in enumerate(results(answers)):
+        assert_shard(part, expected, ShardPlace("row", rank, (128, 128)))
+
+
+def test_quantize_refuses_half_of_a_place() -> None:
+    with pytest.raises(KernelInputError, match="group: found None; allowed: both parallel and group, or neither"):
+        quantize(weight(64, 64), "ptpc_fp8", parallel="row")
+    with pytest.raises(KernelInputError, match="parallel: found None"):
+        quantize(weight(64, 64), "ptpc_fp8", group=OneRank())
+    with pytest.raises(KernelInputError, match="amax: found a value; allowed: none together with group"):
+        quantize(weight(64, 64), "ptpc_fp8", parallel="row", group=OneRank(), amax=torch.ones(64, 1))
