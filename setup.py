@@ -88,9 +88,10 @@ class BuildLibrary(cpp_extension.BuildExtension):
 
     def cuda_objects(self, nvcc: str) -> list[str]:
         """Compile the CUDA sources that changed; return all objects."""
-        folder = Path(self.build_temp) / "cuda"
+        # Not in build_temp, which an editable install throws away: the wheel built after it takes the same objects.
+        folder = ROOT / "build" / "cuda"
         folder.mkdir(parents=True, exist_ok=True)
-        headers = max(path.stat().st_mtime for path in (ROOT / CSRC).rglob("*.h"))
+        common = max(path.stat().st_mtime for path in [ROOT / "setup.py", *(ROOT / CSRC).rglob("*.h")])
         archs = os.environ.get("QUANT_KERNELS_CUDA_ARCHS", "90").replace(";", ",").split(",")
         codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
         # The intermediate code of the last one runs on every later GPU, translated when it is loaded.
@@ -99,7 +100,7 @@ class BuildLibrary(cpp_extension.BuildExtension):
         for source in GPU_SOURCES:
             target = folder / f"{source.stem}_{'_'.join(archs)}.o"
             objects.append(str(target))
-            newest = max(headers, (ROOT / source).stat().st_mtime)
+            newest = max(common, (ROOT / source).stat().st_mtime)
             if not target.exists() or target.stat().st_mtime < newest:
                 commands.append([nvcc, *NVCC_FLAGS, *codes, "-c", str(ROOT / source), "-o", str(target)])
         workers = min(len(commands), int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) or 1
