@@ -12,6 +12,7 @@ from quant_kernels.loading.placement import LayerPlacement
 from quant_kernels.loading.sources import is_plain
 from quant_kernels.loading.survey import ON_UNSUPPORTED
 from quant_spec import Decision, ModelPlan, ModuleInfo, PlanError, QuantFormat, QuantizationConfig, plan
+from quant_spec.dtypes import FP8_E4M3FNUZ
 from quant_spec.errors import nearest, shown
 from quant_spec.formats import format_of_key
 from quant_spec.matching import Why
@@ -74,11 +75,13 @@ class Policy:
         on_unsupported: `keep` layers that cannot be converted, or `error`.
         requantize_sources: words of `REQUANTIZABLE` formats that may be converted all the same.
         scale_rounding: asked for by name; must fit some format of the model.
+        fnuz: True if PTPC weights are stored as float8_e4m3fnuz.
     """
 
     on_unsupported: str = "keep"
     requantize_sources: tuple[str, ...] = ()
     scale_rounding: str | None = None
+    fnuz: bool = False
 
     def check(self) -> None:
         """Refuse unknown words.
@@ -133,12 +136,19 @@ def decide(
     if not any(decision.changes for decision in decisions.values()):
         plan(config, infos)
         raise PlanError("the config is no request: it says how a checkpoint is stored and asks for no other format")
-    layers = tuple(
-        LayerPlan(view, decisions[name], placements.get(name), _target(decisions[name])) for name, view in views.items()
-    )
+    layers = tuple(_layer_plan(view, decisions[name], placements.get(name), policy) for name, view in views.items())
     result = ModelDecisions(config, layers, made)
     _check_policy(result, policy)
     return result
+
+
+def _layer_plan(view: LayerView, decision: Decision, placement: LayerPlacement | None, policy: Policy) -> LayerPlan:
+    target = _target(decision)
+    key = decision.config.weight_key
+    if policy.fnuz and target is not None and target.name == "ptpc_fp8" and key is not None:
+        stored = attrs.evolve(decision.config, weight=attrs.evolve(key, element=FP8_E4M3FNUZ))
+        decision = attrs.evolve(decision, config=stored)
+    return LayerPlan(view, decision, placement, target)
 
 
 def _planned(

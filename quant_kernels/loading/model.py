@@ -101,7 +101,7 @@ def quantize_model(  # noqa: PLR0913  (each changes one thing about the job)
     ranks = as_ranks(group, timeout=timeout)
     if write_report and ranks.rank == 0:
         check_report_folder(report_dir)
-    policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding)
+    policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding, fnuz)
     through = getattr(torch, request.source_dtype)
     options = ConversionOptions(scale_rounding, check, measure, fnuz, layout, through)
     decisions = survey_model(model, request, ranks, policy, options, parallel, views)

@@ -119,7 +119,7 @@ class OnlineQuantizer:
         self._report_options = (name or model_name(model), report_dir, write_report)
         if write_report and self._ranks.rank == 0:
             check_report_folder(report_dir)
-        policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding)
+        policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding, fnuz)
         through = getattr(torch, request.source_dtype)
         self._options = ConversionOptions(scale_rounding, check, measure, fnuz, layout, through)
         self._decisions = survey_model(model, request, self._ranks, policy, self._options, parallel, views)

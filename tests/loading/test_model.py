@@ -365,3 +365,32 @@ def test_same_result_twice(engine: Engine) -> None:
     quantize_model(engine, config(), write_report=False)
     quantize_model(other, config(), write_report=False)
     assert_same(engine, other)
+
+
+def test_codes_for_hardware_that_reads_fnuz(engine: Engine) -> None:
+    weight = engine.model.layers[0].self_attn.o_proj.weight.detach().clone()
+    report = quantize_model(engine, config(), fnuz=True, write_report=False)
+    linear, expected = engine.model.layers[0].self_attn.o_proj, quantize(weight, "ptpc_fp8", fnuz=True)
+    assert linear.weight.dtype is torch.float8_e4m3fnuz
+    assert torch.equal(raw(linear.weight), raw(expected.data))
+    assert torch.equal(linear.weight_scale, expected.scale)
+    assert str(linear.quant_config.weight) == "fp8_e4m3fnuz/per_channel"
+    assert (report.layers[1].quant_dtype, report.layers[1].quant_type) == ("torch.float8_e4m3fnuz", "per_Token")
+    assert engine.model.layers[0].mlp.experts.w13_weight.dtype is torch.float4_e2m1fn_x2
+
+
+def test_tile_order_of_amds_matrix_kernels(engine: Engine) -> None:
+    weight = engine.model.layers[0].mlp.experts.w13_weight.detach().clone()
+    quantize_model(engine, config(), layout="cdna", write_report=False)
+    expected = quantize(weight, "mxfp4", layout="cdna")
+    experts = engine.model.layers[0].mlp.experts
+    assert torch.equal(raw(experts.w13_weight), raw(expected.data))
+    assert torch.equal(raw(experts.w13_weight_scale), raw(expected.scale))
+
+
+@pytest.mark.parametrize("rounding", ["even", "floor", "rceil"])
+def test_scale_rounding_by_name(engine: Engine, rounding: str) -> None:
+    weight = engine.model.layers[1].mlp.experts.w2_weight.detach().clone()
+    quantize_model(engine, config(), scale_rounding=rounding, write_report=False)
+    expected = quantize(weight, "mxfp4", scale_rounding=rounding)
+    assert torch.equal(raw(engine.model.layers[1].mlp.experts.w2_weight_scale), raw(expected.scale))

@@ -438,3 +438,11 @@ def test_state_is_that_of_a_real_model(loaded: Engine) -> None:
         quantizer.load_all(checkpoint(loaded))
     assert all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers()))
     assert len(state(model)) == len(state(quantized(loaded)))
+
+
+@pytest.mark.parametrize("options", [{"fnuz": True}, {"layout": "cdna"}, {"scale_rounding": "rceil"}, {"check": False}])
+def test_options_mean_the_same_as_in_memory(loaded: Engine, options: dict[str, object]) -> None:
+    model = Engine(device="meta")
+    with OnlineQuantizer(model, config(), write_report=False, **options) as quantizer:
+        quantizer.load_all(checkpoint(loaded))
+    assert_same(model, quantized(loaded, **options))
