@@ -116,6 +116,9 @@ def build(folder: Path) -> Path:
         "HIPCC_COMPILE_FLAGS_APPEND": "-O0",
     }
     _run([sys.executable, "-c", BUILD], env=environment, cwd=folder)
+    commands = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("build.ninja"))
+    if "-ffp-contract=off" not in commands:
+        raise RocmBuildError("hipcc was called without -ffp-contract=off: fused products and sums round differently")
     found = sorted((folder / "quant_kernels").glob("_C*.so"))
     if len(found) != 1:
         raise RocmBuildError(f"the build made {len(found)} libraries, not one")

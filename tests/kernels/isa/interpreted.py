@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from amdgcn import Assembly, Instruction, IsaError, Kernel, Memory, Options, Pro
 from structures import read_structures
 from toolchain import CSRC, Variant, device_texts, host_library
 
-from quant_kernels import direct, launch
+from quant_kernels import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,14 +66,14 @@ def kernel_of(variant: Variant, name: str) -> Kernel:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(host_library()))
-    library.qk_test_convert.restype = ctypes.c_char_p
-    library.qk_test_size.restype = ctypes.c_uint64
-    sizes = [library.qk_test_size(index) for index in range(3)]
+    host = ctypes.CDLL(str(host_library()))
+    host.qk_test_convert.restype = ctypes.c_char_p
+    host.qk_test_size.restype = ctypes.c_uint64
+    sizes = [host.qk_test_size(index) for index in range(3)]
     read = [ctypes.sizeof(STRUCTURES[name]) for name in ("Job", "Item", "WorkList")]
     if sizes != read:
         raise ValueError(f"structures read from job.h have {read} bytes, the compiler's {sizes}")
-    return library
+    return host
 
 
 class _Operator:
@@ -111,20 +112,10 @@ class InterpretedGpu:
     @contextmanager
     def installed(self) -> Iterator[InterpretedGpu]:
         """Make the library run every native conversion of CPU tensors here."""
-        namespace = torch.ops.quant_kernels
-        # The library need not be built: its operator is replaced.
-        before = getattr(namespace, "_convert", None)
-        namespace._convert = _Operator(self.convert)
-        serves = launch.native_on
-        launch.native_on = direct.native_on = lambda _device: True
-        try:
+        # The library need not be built: its operator is replaced, and it says that it serves every device.
+        operator = patch.object(torch.ops.quant_kernels, "_convert", _Operator(self.convert), create=True)
+        with operator, patch.object(library, "_serves", lambda _device: True):
             yield self
-        finally:
-            launch.native_on = direct.native_on = serves
-            if before is None:
-                del namespace._convert
-            else:
-                namespace._convert = before
 
     def convert(
         self, tensors: list[torch.Tensor], slots: list[int], geometry: list[int], parameters: list[int], stream: int
@@ -146,10 +137,10 @@ class InterpretedGpu:
             chosen = dict(zip(ROLES, slots[index * len(ROLES) : (index + 1) * len(ROLES)], strict=True))
             given = {role: (tensors[slot], places[slot]) for role, slot in chosen.items() if slot >= 0}
             self._fill(items[index], given, geometry[4 * index : 4 * index + 4], job)
-        library = _library()
+        host = _library()
         callback = _LAUNCHED(self._launched)
-        library.qk_test_on_launch(callback)
-        error = library.qk_test_convert(ctypes.byref(job), items, count)
+        host.qk_test_on_launch(callback)
+        error = host.qk_test_convert(ctypes.byref(job), items, count)
         if self._error is not None:
             raise self._error
         if error is not None:

@@ -52,5 +52,6 @@ def _field(kind: str, name: str, types: dict[str, type], values: dict[str, int])
         raise ValueError(f"member {name}: unknown type {kind}")
     array = re.fullmatch(r"(\w+)\[(\w+)\]", name)
     if array:
-        return array[1], types[kind] * values[array[2]]
+        members = {"_type_": types[kind], "_length_": values[array[2]]}
+        return str(array[1]), type("Array", (ctypes.Array,), members)
     return name, types[kind]

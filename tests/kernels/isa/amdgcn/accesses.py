@@ -1,5 +1,8 @@
 """Instructions that read and write memory: scalar loads, global and shared loads, stores and atomic operations."""
 
+# mypy: disable-error-code="no-any-return"
+# (numpy types operators on arrays of any dtype as Any)
+
 from __future__ import annotations
 
 import re

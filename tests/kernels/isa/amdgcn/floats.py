@@ -5,6 +5,9 @@ could not be right otherwise: V_DIV_FMAS_F32 multiplies by 2^64 or 2^-64 (the do
 above 2^126 under a subnormal quotient is scaled down (the document prints up, which overflows).
 """
 
+# mypy: disable-error-code="no-any-return"
+# (numpy types operators on arrays of any dtype as Any)
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -267,7 +270,8 @@ FLOATS: Table = {
     "v_cvt_f64_i32": ("F:i", lambda a: a.astype(D)),
     "v_cvt_f32_f16": ("f:h", lambda a: a.astype(F)),
     "v_cvt_f16_f32": ("h:f", lambda a: a.astype(np.float16)),
-} | {f"v_cvt_f32_ubyte{index}": ("f:u", _byte(index)) for index in range(4)}
+}
+FLOATS |= {f"v_cvt_f32_ubyte{index}": ("f:u", _byte(index)) for index in range(4)}
 
 # On pairs of registers: each half chosen by op_sel and op_sel_hi.
 PACKED_FLOATS: Table = {

@@ -149,12 +149,12 @@ def constant(text: str, kind: str) -> int | None:
             return (value & WORD) << 32
         return value & (PAIR if kind in WIDE or kind == "m" else WORD)
     if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", text):
-        value = float(text)
+        number = float(text)
         if kind in WIDE:
-            return int(struct.unpack("<Q", struct.pack("<d", value))[0])
+            return int(struct.unpack("<Q", struct.pack("<d", number))[0])
         if kind in HALF:
-            return int(struct.unpack("<H", struct.pack("<e", value))[0])
-        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+            return int(struct.unpack("<H", struct.pack("<e", number))[0])
+        return int(struct.unpack("<I", struct.pack("<f", number))[0])
     return None
 
 

@@ -113,9 +113,15 @@ _PAIR_AND_WORD: dict[str, Callable[[int, int, int], Result]] = {
     "s_bfe_u64": lambda a, b, _: _field(a, b, 64, sign=False),
     "s_bfe_i64": lambda a, b, _: _field(a, b, 64, sign=True),
 }
+
+
+def _masked(function: Callable[[int, int], int], mask: int) -> Callable[[int, int, int], Result]:
+    return lambda a, b, _: _nonzero(function(a, b) & mask)
+
+
 for _name, _function in _BITWISE.items():
-    _TWO_WORDS[f"s_{_name}_b32"] = lambda a, b, _, f=_function: _nonzero(f(a, b) & WORD)
-    _TWO_PAIRS[f"s_{_name}_b64"] = lambda a, b, _, f=_function: _nonzero(f(a, b) & PAIR)
+    _TWO_WORDS[f"s_{_name}_b32"] = _masked(_function, WORD)
+    _TWO_PAIRS[f"s_{_name}_b64"] = _masked(_function, PAIR)
 
 # name: (bits of the destination, bits of the source, function)
 _ONE: dict[str, tuple[int, int, Callable[[int], Result]]] = {
@@ -256,8 +262,9 @@ def _constant(instruction: Instruction) -> Step:
     value = signed(int(instruction.operands[1], 0), 16)
 
     def add(wave: Wave) -> None:
-        total, wave.scc = _overflowing(signed(read(wave)) + value)
-        write(wave, total)
+        total = signed(read(wave)) + value
+        wave.scc = int(not -(1 << 31) <= total < 1 << 31)
+        write(wave, total & WORD)
 
     def multiply(wave: Wave) -> None:
         write(wave, (signed(read(wave)) * value) & WORD)

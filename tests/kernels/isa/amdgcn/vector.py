@@ -1,5 +1,8 @@
 """Turns a vector instruction into a function: signs, parts of words (SDWA, op_sel) and lane moves (DPP) of operands."""
 
+# mypy: disable-error-code="no-any-return"
+# (numpy types operators on arrays of any dtype as Any)
+
 from __future__ import annotations
 
 import re
