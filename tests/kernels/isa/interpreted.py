@@ -231,5 +231,5 @@ class InterpretedGpu:
             kernel = kernel_of(self.variant, name)
             if self._edit is not None:
                 kernel = replace(kernel, instructions=tuple(map(self._edit, kernel.instructions)))
-            self._programs[name] = Program(kernel, self.options)
+            self._programs[name] = Program(kernel, self.options, lazy=True)
         return self._programs[name]

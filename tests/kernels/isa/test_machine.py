@@ -238,6 +238,14 @@ def test_what_is_not_modelled_is_refused_by_name(code: str, message: str) -> Non
         Program(assemble(code + STORE).kernel("probe"))
 
 
+def test_an_unknown_instruction_is_refused_at_the_latest_when_it_is_reached() -> None:
+    kernel = assemble("s_branch .LBB0_2\nv_exp_f32_e32 v1, v0\n.LBB0_2:\nv_sin_f32_e32 v1, v0" + STORE).kernel("probe")
+    with pytest.raises(
+        UnsupportedError, match=r"probe, line \d+, v_sin_f32_e32 v1, v0: .*unknown instruction v_sin_f32"
+    ):
+        Program(kernel, lazy=True).run(Memory(), 1, 64, bytes(8))
+
+
 @pytest.mark.parametrize(
     "setting", ["amdhsa_float_denorm_mode_32 0", "amdhsa_float_round_mode_32 3", "amdhsa_fp16_overflow 1"]
 )

@@ -132,6 +132,8 @@ class Assembly:
             for match in re.finditer(r"^\s*\.amdhsa_kernel (\S+)\n(.*?)^\s*\.end_amdhsa_kernel", text, _LINES)
         }
 
+        self._starts = {match[1]: match.end() for match in re.finditer(r"^([A-Za-z_$][\w.$]*):", text, re.MULTILINE)}
+
     @property
     def names(self) -> list[str]:
         """Names of the kernels, mangled."""
@@ -149,14 +151,14 @@ class Assembly:
     def _range(self, name: str) -> tuple[int, int]:
         if name not in self._descriptors:
             raise KeyError(name)
-        start = re.search(rf"^{re.escape(name)}:", self._text, re.MULTILINE)
-        if start is None:
+        if name not in self._starts:
             raise UnsupportedError(f"kernel {name} has no code")
-        return start.end(), self._text.index(".Lfunc_end", start.end())
+        start = self._starts[name]
+        return start, self._text.index(".Lfunc_end", start)
 
     def metadata(self, name: str) -> dict[str, int]:
         """Return the numbers that the compiler tells the runtime about a kernel, for example `vgpr_spill_count`."""
-        at = self._text.index(f"    .name:           {name}\n")
+        at = self._text.rindex(f"    .name:           {name}\n")
         first = self._text.rfind("\n  - ", 0, at)
         last = self._text.find("\n  - ", at)
         block = self._text[first : last if last >= 0 else None]

@@ -106,18 +106,35 @@ def _dispatch_packet(kernel: Kernel, blocks: int, threads: int, arguments: int) 
 
 
 class Program:
-    """A kernel compiled to functions.
+    """A kernel as functions, one an instruction.
+
+    Args:
+        kernel: what to run.
+        options: how.
+        lazy: make each function when its instruction is first reached; most of a large kernel never is.
 
     Raises:
-        UnsupportedError: an instruction, or a setting of the descriptor, is not modelled.
+        UnsupportedError: a setting of the descriptor, or an instruction (unless `lazy`), is not modelled.
     """
 
-    def __init__(self, kernel: Kernel, options: Options | None = None) -> None:
+    def __init__(self, kernel: Kernel, options: Options | None = None, *, lazy: bool = False) -> None:
         kernel.check()
         self.kernel = kernel
         self.options = options or Options()
-        self.code = [compile_instruction(item, kernel, self.options) for item in kernel.instructions]
+        count = len(kernel.instructions)
+        self.code: list[Step] = (
+            [partial(self._first, position) for position in range(count)]
+            if lazy
+            else [self._compile(position) for position in range(count)]
+        )
         self._times = [0] * len(self.code)
+
+    def _compile(self, position: int) -> Step:
+        return compile_instruction(self.kernel.instructions[position], self.kernel, self.options)
+
+    def _first(self, position: int, wave: Wave, memory: Memory, shared: SharedMemory) -> None:
+        self.code[position] = self._compile(position)
+        self.code[position](wave, memory, shared)
 
     @property
     def executed(self) -> Counter[str]:
