@@ -102,6 +102,17 @@ def test_scale_roundings(variant: Variant, format_name: str, same: Same) -> None
 
 
 @pytest.mark.parametrize("variant", GPUS)
+def test_rows_of_every_length(variant: Variant, same: Same) -> None:
+    """Every shape of a block: from 8 lanes a row to 256, held in registers or read twice."""
+    generator = torch.Generator().manual_seed(10)
+    gpu = InterpretedGpu(variant, SHUFFLED)
+    for k in (256, 1024, 2048, 4096, 8192, 16384, 16640):
+        weight = torch.randn(1, k, generator=generator).to(torch.bfloat16)
+        both(gpu, same, qk.quantize, weight, "ptpc_fp8")
+    assert len(gpu.launched) == 7
+
+
+@pytest.mark.parametrize("variant", GPUS)
 @pytest.mark.parametrize("name", ["ordinary", "odd", "ragged"])
 def test_fnuz(variant: Variant, name: str, same: Same) -> None:
     weight = weights(torch.bfloat16)[name]
