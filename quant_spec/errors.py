@@ -41,14 +41,14 @@ def shown(value: object) -> str:
     return f"{text[:_SHOWN_VALUE_LENGTH]}…{length}"
 
 
-def nearest(value: object, choices: Iterable[str]) -> str | None:
+def nearest(value: object, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the member of `choices` that looks most like `value`, or None if nothing comes near."""
     if not isinstance(value, str) or len(value) > _SHOWN_VALUE_LENGTH:
         return None
     import difflib  # noqa: PLC0415  (for refusals only)
 
     by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(value.strip().lower(), by_lower, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(value.strip().lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None
 
 

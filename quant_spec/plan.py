@@ -187,7 +187,7 @@ def _unmatched_warnings(unmatched: Iterable[Pattern], infos: Mapping[str, Module
     found = []
     segments = dict.fromkeys(segment for name in infos for segment in name.split("."))
     for entry in unmatched:
-        near = nearest(entry.text, infos) or nearest(entry.text.strip("*").strip("."), segments)
+        near = nearest(entry.text, infos) or nearest(entry.text.strip("*").strip("."), segments, cutoff=0.8)
         hint = f"; did you mean {near!r}?" if near else ""
         found.append(f"{entry.path}: {entry.text!r} matches no module{hint}")
     return found
