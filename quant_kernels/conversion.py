@@ -317,7 +317,8 @@ def dequantize(  # noqa: D417  (two are described together)
     else:
         check_device("out", out, q.data.device)
         check_output("out", out, encoded.shape, (dtype,))
-        check_disjoint({"out": out}, {"q.data": q.data, "q.scale": q.scale})
+        second = {} if q.second_scale is None else {"q.second_scale": q.second_scale}
+        check_disjoint({"out": out}, {"q.data": q.data, "q.scale": q.scale, **second})
     run_dense([(encoded, out)], dtype)
     return out
 

@@ -69,7 +69,8 @@ def _per_tensor(
     if scale.numel() == matrices and shard_rows is None:
         return scale.reshape(*lead, 1, 1), (max(n, 1), max(k, 1))
     shards = scale.numel() // max(matrices, 1)
-    if shard_rows is None or len(shard_rows) != shards or sum(shard_rows) != n or shards * matrices != scale.numel():
+    fits = shard_rows is not None and len(shard_rows) == shards and min(shard_rows) >= 0 and sum(shard_rows) == n
+    if shard_rows is None or not fits or shards * matrices != scale.numel():
         found = f"{scale.numel()} scales, shard_rows {None if shard_rows is None else list(shard_rows)}"
         allowed = f"one scale, one a matrix ({matrices}), or one a shard with shard_rows that sum up to {n}"
         raise KernelInputError("scale", found, allowed)
