@@ -78,6 +78,9 @@ def open_folder(path: Path) -> CheckpointFolder:
     allowed = _allowed_roots(path)
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
+        if not shard.endswith(".safetensors"):
+            message = f"{path}: the shard {shown(shard)} named by {INDEX_NAME} is no *.safetensors file"
+            raise LoadError(message)
         _check_inside(path, shard, allowed)
         found = {tensor.name: tensor for tensor in read_header(path / shard, shard)}
         twice = next(iter(tensors.keys() & found.keys()), None)
