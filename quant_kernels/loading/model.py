@@ -167,12 +167,30 @@ def survey_model(
         LoadError: ranks disagree, or one does not answer.
     """
     layers = find_layers(model, config.names, views)
+    return settle_layers(layers, config, ranks, policy, options, parallel, ties_of(model, layers))
+
+
+def settle_layers(
+    layers: Mapping[str, LayerView],
+    config: QuantizationConfig,
+    ranks: Ranks,
+    policy: Policy,
+    options: ConversionOptions,
+    parallel: Mapping[str, str] | None,
+    ties: Mapping[str, Collection[str]],
+) -> ModelDecisions:
+    """Return what becomes of each of the layers, on which all ranks agree; nothing is touched.
+
+    Raises:
+        ResolveError, PlanError: the request is refused.
+        LoadError: ranks disagree, or one does not answer.
+    """
     agreed_on = f"config {config.digest()}, {policy}, {options}"
     placements = place_layers(layers, ranks, parallel, agreed_on=agreed_on)
     made: list[ModelDecisions] = []
 
     def settle() -> list[tuple[str, str]]:
-        found = decide(layers, with_experts(config, layers), placements, ties_of(model, layers), policy)
+        found = decide(layers, with_experts(config, layers), placements, ties, policy)
         made.append(attrs.evolve(found, config=config))
         return [(layer.name, str(layer.decision.config.weight)) for layer in found.changed]
 
