@@ -5,7 +5,9 @@ A view is a small function that looks at one module and names the weights that i
 - Linear-like: a parameter `weight` with two sides [output, input], unless the module is an embedding table or a
   convolution;
 - fused-MoE-like: stacks [expert, output, input] called `gate_up_proj` or `w13_weight`, `down_proj` or `w2_weight`, or
-  `gate_proj`, `up_proj` (`w1`, `w3`) by themselves.
+  `gate_proj`, `up_proj` (`w1`, `w3`) by themselves. Stacks may be stored [expert, input, output] instead (gpt-oss,
+  Llama-4): the module says `is_transposed = True`, or the shapes of gate_up and down tell. They are read as they lie
+  and leave as [expert, output, input], with `is_transposed` set to False.
 
 All weights below a module called `experts` are one layer, since one kernel runs them: stacks and per-expert Linears
 alike. Other views are passed as `views=`.
@@ -14,7 +16,7 @@ alike. Other views are passed as `views=`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
@@ -52,7 +54,11 @@ _MATRIX: Final = 2
 _STACK: Final = 3
 _WIDTHS: Final = ("logical_widths", "output_partition_sizes", "output_sizes")
 """Attributes in which engines keep the rows of each shard of a fused Linear."""
-TRANSPOSED: Final = "its experts are stored as [expert, input, output]; only [expert, output, input] can be converted"
+TRANSPOSED_ATTRIBUTE: Final = "is_transposed"
+"""Attribute by which a module says that its stacks lie [expert, input, output]."""
+TRANSPOSED: Final = (
+    "its quantized experts are stored as [expert, input, output]; only [expert, output, input] can be converted"
+)
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +73,7 @@ class WeightSlot:
         shards: last segments of the names of the projections whose rows lie in it one after the other; () if one.
         shard_rows: rows of each shard, if the module says so.
         interleaved: True if the rows of two shards lie in turn.
+        transposed: True if the parameter lies [E, K, N]; shapes, rows and shards are those of [E, N, K] all the same.
     """
 
     owner_name: str
@@ -76,6 +83,7 @@ class WeightSlot:
     shards: tuple[str, ...] = ()
     shard_rows: tuple[int, ...] | None = None
     interleaved: bool = False
+    transposed: bool = False
 
     @property
     def name(self) -> str:
@@ -91,10 +99,15 @@ class WeightSlot:
         assert found is not None  # noqa: S101  (a view names tensors alone)
         return found
 
+    @property
+    def matrix(self) -> Tensor:
+        """The parameter as [N, K] or [E, N, K]: a view."""
+        return self.tensor.transpose(-1, -2) if self.transposed else self.tensor
+
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape [N, K] or [E, N, K] of the weight, in elements: packed 4-bit codes count twice."""
-        tensor = self.tensor
+        tensor = self.matrix
         *lead, last = tensor.shape
         return (*lead, last * (2 if tensor.dtype in _PACKED else 1))
 
@@ -148,18 +161,23 @@ def linear_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
 
 
 def stacked_experts_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
-    """Yield the stacks [expert, output, input] of a fused-MoE-like module, or of a module that is one such stack."""
-    order = gate_up_order(name, module)
+    """Yield the stacks of a fused-MoE-like module, or of a module that is one such stack."""
+    found: dict[str, tuple[Role, Tensor]] = {}
     for attribute, tensor in own_tensors(module).items():
         if tensor.dim() != _STACK:
             continue
         stem = name.rpartition(".")[2] if attribute == "weight" else attribute.removesuffix("_weight")
         role = STACK_ROLES.get(stem)
-        if role is None:
-            continue
+        if role is not None:
+            found[attribute] = role, tensor
+    if not found:
+        return
+    order = gate_up_order(name, module)
+    transposed = _is_transposed(module, {role: tuple(tensor.shape) for role, tensor in found.values()})
+    shards = ("up", "gate") if order == "up_gate" else ("gate", "up")
+    for attribute, (role, tensor) in found.items():
         fused = role == "gate_up"
-        shards = ("up", "gate") if order == "up_gate" else ("gate", "up")
-        rows = (tensor.shape[1] // 2,) * 2
+        rows = (tensor.shape[-1 if transposed else -2] // 2,) * 2
         yield WeightSlot(
             name,
             module,
@@ -168,6 +186,7 @@ def stacked_experts_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
             shards=shards if fused else (),
             shard_rows=rows if fused else None,
             interleaved=fused and order == "interleaved",
+            transposed=transposed,
         )
 
 
@@ -207,10 +226,17 @@ def find_layers(model: nn.Module, names: NameRules, views: Sequence[ModuleView] 
         names: tells which modules are fused from which shards.
         views: what tells weights from other parameters.
     """
+    return layers_among(model.named_modules(), names, views)
+
+
+def layers_among(
+    modules: Iterable[tuple[str, nn.Module]], names: NameRules, views: Sequence[ModuleView] = VIEWS
+) -> dict[str, LayerView]:
+    """Return the layers among modules given with their names; as `find_layers`."""
     slots: dict[str, list[WeightSlot]] = {}
     kinds: dict[str, tuple[ModuleKind, str]] = {}
     holders: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
+    for name, module in modules:
         found = next((each for each in ([*view(name, module)] for view in views) if each), [])
         if not found:
             kind = _other_kind(name, module)
@@ -246,14 +272,13 @@ def _layer(
     name: str, kind: ModuleKind, class_name: str, slots: list[WeightSlot], holder: nn.Module | None
 ) -> LayerView:
     stacks = [slot for slot in slots if slot.role != "weight"]
-    obstacle = TRANSPOSED if stacks and _is_transposed(stacks) else ""
     ids = None
     if stacks:
         ids = _expert_ids(holder) or _expert_ids(stacks[0].owner)
     if ids is not None and len(ids) != stacks[0].shape[0]:
         message = f"{name}.expert_ids: {len(ids)} indices for {stacks[0].shape[0]} local experts"
         raise ValueError(message)
-    return LayerView(name, kind, class_name, tuple(slots), obstacle, ids, holder)
+    return LayerView(name, kind, class_name, tuple(slots), expert_ids=ids, module=holder)
 
 
 def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:
@@ -270,11 +295,10 @@ def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:
     return None
 
 
-def _is_transposed(stacks: Sequence[WeightSlot]) -> bool:
+def _is_transposed(module: nn.Module, shapes: Mapping[Role, tuple[int, ...]]) -> bool:
     """Tell whether stacks are stored [expert, input, output]: as the module says, else as their shapes tell."""
-    if any(getattr(slot.owner, "is_transposed", False) is True for slot in stacks):
+    if getattr(module, TRANSPOSED_ATTRIBUTE, False) is True:
         return True
-    shapes = {slot.role: slot.shape for slot in stacks}
     if "gate_up" not in shapes or "down" not in shapes:
         return False
     up, down = shapes["gate_up"], shapes["down"]
