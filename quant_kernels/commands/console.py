@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from enum import IntEnum
@@ -29,12 +30,22 @@ _WIDTH: Final = 80
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command."""
+    """Exit codes of every command.
+
+    Attributes:
+        OK: done.
+        REFUSED: the input was refused; one message says what, where, and what is allowed. Nothing was made.
+        USAGE: the command was called wrongly.
+        SELF_TEST_FAILED: kernels and reference differ.
+        UNSAID: the work is done and complete, but its report, or the answer on standard output, could not be written.
+        INTERRUPTED: stopped by SIGINT.
+    """
 
     OK = 0
     REFUSED = 1
     USAGE = 2
     SELF_TEST_FAILED = 3
+    UNSAID = 4
     INTERRUPTED = 130
 
 
@@ -49,10 +60,9 @@ def refusals(*, as_json: bool) -> Iterator[None]:
         yield
     except QuantSpecError as error:
         fail(str(error), as_json=as_json, defects=error.defects if isinstance(error, ConfigError) else ())
-    except BrokenPipeError:
-        # The reader of a pipe has gone, as `head` does: nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(ExitCode.OK) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}", as_json=as_json)
@@ -122,10 +132,7 @@ def read_request(given: str, option: str) -> object:
         QuantSpecError: it is neither JSON nor a file.
     """
     if given == STDIN:
-        if sys.stdin is None:
-            message = f"{option}: standard input is closed"
-            raise QuantSpecError(message)
-        return load_json(sys.stdin.buffer.read(), "<stdin>")
+        return load_json(read_stdin(option), "<stdin>")
     text = given.strip()
     if text.startswith(_JSON_STARTS) or text in _WORDS:
         return load_json(given, option)
@@ -142,6 +149,21 @@ def read_request(given: str, option: str) -> object:
     return load_json(path.read_bytes(), str(path))
 
 
+def read_stdin(what: str) -> bytes:
+    """Return all of standard input.
+
+    Args:
+        what: what messages call that which is read from it.
+
+    Raises:
+        QuantSpecError: it is closed.
+    """
+    if sys.stdin is None:
+        message = f"{what}: standard input is closed"
+        raise QuantSpecError(message)
+    return sys.stdin.buffer.read()
+
+
 @contextmanager
 def paused_collector() -> Iterator[None]:
     """Pause the garbage collector: a plan makes hundreds of thousands of objects, none of which is garbage."""
@@ -152,3 +174,16 @@ def paused_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def imports() -> Iterator[None]:
+    """Let SIGINT end the process at once: for imports that take seconds, before anything was made."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(ExitCode.INTERRUPTED))
+    try:
+        yield
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from quant_kernels.commands.console import STDIN, print_json, print_line, read_request
+from quant_kernels.commands.console import STDIN, print_json, print_line, read_request, read_stdin
 from quant_spec import QuantizationConfig, QuantSpecError
 from quant_spec.errors import ConfigError, json_type, shown
 from quant_spec.layer_config import word
@@ -123,7 +122,7 @@ def run_resolve(given: str, *, source: str | None, quantization: str | None, as_
         raise QuantSpecError(message)
     config = read_config(given, "CONFIG", source=source, quantization=quantization).config
     try:
-        names = [line.strip() for line in sys.stdin.read().splitlines()]
+        names = [line.strip() for line in read_stdin("NAMES").decode().splitlines()]
     except UnicodeDecodeError as error:
         message = f"<stdin>: names must be UTF-8: {error.reason} at byte {error.start}"
         raise QuantSpecError(message) from None

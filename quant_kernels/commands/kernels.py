@@ -6,7 +6,7 @@ import importlib.util
 
 import typer
 
-from quant_kernels.commands.console import ExitCode, print_json, print_line
+from quant_kernels.commands.console import ExitCode, imports, print_json, print_line
 
 
 def run(*, self_test: bool, as_json: bool) -> None:
@@ -26,10 +26,11 @@ def run(*, self_test: bool, as_json: bool) -> None:
 
 def capabilities() -> dict[str, object]:
     """Return the library in use, the devices it serves, and the formats with kernels. Imports torch."""
-    import torch
+    with imports():
+        import torch
 
-    from quant_kernels.library import cpu_isa, library_path, load_library, native_on
-    from quant_kernels.targets import TARGETS
+        from quant_kernels.library import cpu_isa, library_path, load_library, native_on
+        from quant_kernels.targets import TARGETS
 
     path = library_path()
     return {

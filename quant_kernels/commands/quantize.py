@@ -12,6 +12,7 @@ import typer
 from quant_kernels.commands.console import (
     ExitCode,
     console,
+    imports,
     print_json,
     print_line,
     print_rich,
@@ -51,7 +52,8 @@ def run(
     check_output(output, model_dir)
     surveyed = survey(open_folder(model_dir), document, shorthand=quantization, on_unsupported=on_unsupported)
 
-    from quant_kernels.loading.checkpoint import carry_out
+    with imports():
+        from quant_kernels.loading.checkpoint import carry_out
 
     with _Shown(quiet=quiet or as_json) as progress:
         try:
