@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quant_kernels.loading.parallel import quantize_shard as quantize_shard
     from quant_kernels.loading.streaming import OnlineQuantizer as OnlineQuantizer
     from quant_kernels.quantized import QuantizedTensor as QuantizedTensor
+    from quant_kernels.quantized_linear import linear as linear
 
 _EXPORTS = {
     "OnlineQuantizer": "quant_kernels.loading.streaming",
@@ -25,6 +26,7 @@ _EXPORTS = {
     "amax": "quant_kernels.conversion",
     "dequantize": "quant_kernels.conversion",
     "e4m3fn_to_e4m3fnuz": "quant_kernels.fnuz",
+    "linear": "quant_kernels.quantized_linear",
     "plan_model": "quant_kernels.loading.model",
     "quantize": "quant_kernels.conversion",
     "quantize_checkpoint": "quant_kernels.loading.checkpoint",
