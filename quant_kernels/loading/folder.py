@@ -1,7 +1,6 @@
 """A checkpoint folder in the Hugging Face layout: config.json and safetensors files, with or without an index.
 
-Only JSON and headers are read. A shard is opened only if it lies in the folder; in a hub cache, whose snapshots are
-links into `blobs`, also if it lies there.
+Only JSON and headers are read, and only of files that lie in the folder (see `within`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from quant_kernels.loading.headers import StoredTensor, check_name, load_object, read_header
+from quant_kernels.loading.headers import StoredTensor, check_name, load_object, read_header_and_stamp
+from quant_kernels.loading.within import Stamp, allowed_roots, kind_of, read_plain, real_path
 from quant_spec.errors import LoadError, nearest, shown
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class CheckpointFolder:
         shards: names of the safetensors files, relative to `path`.
         indexed: True if an index names the shards.
         warnings: what looks wrong but does not stop anything.
+        stamps: shard -> what tells whether it has changed since its header was read.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class CheckpointFolder:
     shards: tuple[str, ...]
     indexed: bool
     warnings: tuple[str, ...] = ()
+    stamps: Mapping[str, Stamp] = attrs.field(factory=dict, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -65,24 +67,24 @@ def open_folder(path: Path) -> CheckpointFolder:
         kind = "is a file" if path.exists() else "does not exist"
         message = f"{path}: {kind}; a checkpoint folder with {CONFIG_NAME} and safetensors files is required"
         raise LoadError(message)
-    config = read_object(path / CONFIG_NAME, CONFIG_NAME)
-    index = path / INDEX_NAME
-    if index.exists():
-        weight_map = _weight_map(read_object(index, INDEX_NAME))
+    config = read_object(path, CONFIG_NAME)
+    if os.path.lexists(path / INDEX_NAME):
+        weight_map = _weight_map(read_object(path, INDEX_NAME))
         shards = tuple(dict.fromkeys(weight_map.values()))
-    elif (path / SINGLE_NAME).exists():
+    elif os.path.lexists(path / SINGLE_NAME):
         weight_map = None
         shards = (SINGLE_NAME,)
     else:
         raise LoadError(_no_weights(path))
-    allowed = _allowed_roots(path)
+    roots = allowed_roots(path)
     tensors: dict[str, StoredTensor] = {}
+    stamps: dict[str, Stamp] = {}
     for shard in shards:
         if not shard.endswith(".safetensors"):
             message = f"{path}: the shard {shown(shard)} named by {INDEX_NAME} is no *.safetensors file"
             raise LoadError(message)
-        _check_inside(path, shard, allowed)
-        found = {tensor.name: tensor for tensor in read_header(path / shard, shard)}
+        stored, stamps[shard] = read_header_and_stamp(_shard_path(path, shard, roots), shard)
+        found = {tensor.name: tensor for tensor in stored}
         twice = next(iter(tensors.keys() & found.keys()), None)
         if twice is not None:
             message = f"tensor {shown(twice)} is stored twice: in {tensors[twice].file} and in {shard}"
@@ -92,21 +94,24 @@ def open_folder(path: Path) -> CheckpointFolder:
     if not tensors:
         message = f"{path}: {', '.join(shards)} holds no tensor"
         raise LoadError(message)
-    return CheckpointFolder(path, config, tensors, shards, weight_map is not None, warnings)
+    return CheckpointFolder(path, config, tensors, shards, weight_map is not None, warnings, stamps)
 
 
-def read_object(path: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in a file."""
+def read_object(folder: Path, name: str) -> dict[str, object]:
+    """Return the JSON object in a file of a checkpoint folder.
+
+    Raises:
+        LoadError: the file is missing, no plain file, too large, or lies outside the folder; its content is no object.
+        ConfigError: it is no valid JSON.
+    """
     from quant_spec.documents import load_json  # noqa: PLC0415  (reading headers alone does not need it)
 
+    path = folder / name
     try:
-        raw = path.read_bytes()
+        raw = read_plain(real_path(folder, name, allowed_roots(folder)), str(path))
     except FileNotFoundError:
         message = f"{path}: missing; a checkpoint folder holds {CONFIG_NAME} and safetensors files"
         raise LoadError(message) from None
-    except OSError as error:
-        message = f"{path}: cannot be read: {error.strerror or error}"
-        raise LoadError(message) from error
     if name == INDEX_NAME:
         # Large and written by machines: the plain parser is many times faster.
         return load_object(raw, str(path))
@@ -136,36 +141,30 @@ def _weight_map(index: dict[str, object]) -> dict[str, str]:
     return weight_map
 
 
-def _allowed_roots(path: Path) -> tuple[Path, ...]:
-    """Return the real folders in which a shard may lie."""
-    real = path.resolve()
-    roots = [real]
-    # The hub's cache: models--X/snapshots/REVISION/FILE is a link to models--X/blobs/DIGEST.
-    if real.parent.name == "snapshots":
-        roots.append(real.parent.parent / "blobs")
-    return tuple(roots)
+def _shard_path(path: Path, shard: str, roots: tuple[Path, ...]) -> Path:
+    """Return where a shard really lies.
 
-
-def _check_inside(path: Path, shard: str, allowed: tuple[Path, ...]) -> None:
-    """Refuse a shard that is missing, no file, or a link that leaves the allowed folders."""
+    Raises:
+        LoadError: it is missing, no file, or a link that leaves the allowed folders.
+    """
     file = path / shard
     with suppress(OSError):
         # The usual case, at the cost of one system call: a plain file that stands in the folder itself.
         if "/" not in shard and stat.S_ISREG(os.lstat(file).st_mode):
-            return
-    if not file.exists():
+            return file
+    real = real_path(path, shard, roots)
+    try:
+        mode = real.stat().st_mode
+    except OSError:
         others = [each.name for each in path.glob("*.safetensors")]
         near = nearest(shard, others)
-        hint = f"; did you mean {near!r}?" if near else ""
+        hint = f"; did you mean {near!r}?" if near and near != shard else ""
         message = f"{path}: the shard {shown(shard)} named by {INDEX_NAME} is missing{hint}"
+        raise LoadError(message) from None
+    if not stat.S_ISREG(mode):
+        message = f"{path}: the shard {shown(shard)} is no file: it is {kind_of(mode)}"
         raise LoadError(message)
-    real = file.resolve()
-    if not any(real.is_relative_to(root) for root in allowed):
-        message = f"{path}: the shard {shown(shard)} is a link to {real}, outside the checkpoint folder"
-        raise LoadError(message)
-    if not real.is_file():
-        message = f"{path}: the shard {shown(shard)} is no file"
-        raise LoadError(message)
+    return real
 
 
 def _check_index(weight_map: dict[str, str], tensors: dict[str, StoredTensor]) -> Iterator[str]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from math import prod
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
+from quant_kernels.loading.within import Stamp, open_plain
 from quant_spec.errors import LoadError, nearest, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000
 """The limit that the safetensors library sets."""
+MAX_BITS: Final = 2**63 - 1
+"""Most bits of a tensor: positions in files are signed 64-bit numbers."""
 
 DTYPE_BITS: Final[dict[str, int]] = {
     "BOOL": 8,
@@ -95,16 +98,21 @@ def read_header(path: Path, file: str) -> list[StoredTensor]:
     Reads the header only.
 
     Args:
-        path: the file.
+        path: the file; no link.
         file: its name for messages and for `StoredTensor.file`.
 
     Raises:
         LoadError: the file is truncated, or its header is too long, no JSON, or contradicts itself or the file's size.
     """
+    return read_header_and_stamp(path, file)[0]
+
+
+def read_header_and_stamp(path: Path, file: str) -> tuple[list[StoredTensor], Stamp]:
+    """Return the tensors of one safetensors file as `read_header` does, and what tells whether it changes later."""
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(0)
+        with open_plain(path, file) as stream:
+            stamp = Stamp.of(stream.fileno())
+            size = stamp.size
             prefix = stream.read(LENGTH_BYTES)
             if len(prefix) < LENGTH_BYTES:
                 message = f"{file}: {size} bytes are no safetensors file: it starts with 8 bytes of header length"
@@ -122,7 +130,7 @@ def read_header(path: Path, file: str) -> list[StoredTensor]:
     except OSError as error:
         message = f"{file}: cannot be read: {error.strerror or error}"
         raise LoadError(message) from error
-    return parse_header(raw, file, size - LENGTH_BYTES - length)
+    return parse_header(raw, file, size - LENGTH_BYTES - length), stamp
 
 
 def parse_header(raw: bytes, file: str, data_bytes: int) -> list[StoredTensor]:
@@ -167,10 +175,12 @@ def parse_header(raw: bytes, file: str, data_bytes: int) -> list[StoredTensor]:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        name = next(name for name in names if names.count(name) > 1)
-        message = f"repeated key {shown(name)}"
-        raise ValueError(message)
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                message = f"repeated key {shown(name)}"
+                raise ValueError(message)
+            seen.add(name)
     return found
 
 
@@ -200,10 +210,20 @@ def _checked_size(dtype: str, shape: list[int]) -> tuple[tuple[int, ...], int]:
     Raises:
         KeyError, ValueError: the dtype is unknown, the shape is no list of sizes, or the bytes are not whole.
     """
-    bits = DTYPE_BITS[dtype] * prod(shape) if are_sizes(shape) else -1
+    bits = _bits(dtype, shape) if are_sizes(shape) else -1
     if bits < 0 or bits % 8:
         raise ValueError(shape)
     return tuple(shape), bits // 8
+
+
+def _bits(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bits of a tensor, or −1 for more than `MAX_BITS`; the time does not grow with the sizes' digits."""
+    bits = DTYPE_BITS[dtype]
+    for size in shape:
+        bits *= size
+        if bits > MAX_BITS:
+            return -1
+    return bits
 
 
 def _malformed(name: str, entry: object, file: str, data_bytes: int) -> str:
@@ -230,9 +250,12 @@ def _wrong_value(dtype: object, shape: object, offsets: object, data_bytes: int)
     if not are_sizes(offsets) or len(offsets) != len(("begin", "end")) or offsets[0] > offsets[1]:
         return f"data_offsets must be [begin, end], found {shown(offsets)}"
     if offsets[1] > data_bytes:
-        return f"its data ends at byte {offsets[1]}, the file holds {data_bytes} bytes of data (truncated?)"
-    need = prod(shape) * DTYPE_BITS[dtype] / 8
-    return f"{dtype} {shape} takes {need:g} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}"
+        return f"its data ends at byte {shown(offsets[1])}, the file holds {data_bytes} bytes of data (truncated?)"
+    bits = _bits(dtype, shape)
+    if bits < 0:
+        return f"{dtype} {shown(shape)} takes more than {MAX_BITS} bits"
+    need = f"{bits // 8}" if bits % 8 == 0 else f"{bits // 8} and {bits % 8}/8"
+    return f"{dtype} {shown(shape)} takes {need} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}"
 
 
 def are_sizes(value: object) -> TypeGuard[list[int]]:

@@ -12,7 +12,8 @@ import shutil
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from quant_kernels.loading.folder import CONFIG_NAME, INDEX_NAME, MODELOPT_NAME
+from quant_kernels.loading.beside import copy_file, files_beside
+from quant_kernels.loading.folder import CONFIG_NAME, INDEX_NAME
 from quant_spec import LoadError, QuantSpecError
 
 if TYPE_CHECKING:
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
 JOURNAL_NAME: Final = ".quant-spec-job.json"
 """File in the partial folder that says which job it belongs to and which shards are complete."""
-WEIGHT_SUFFIXES: Final = frozenset(
-    {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot"}
-)
-"""Other forms of the weights, which would no longer fit the config: they are not copied."""
-SKIPPED_FOLDERS: Final = frozenset({".git", ".cache", "__pycache__"})
 
 
 class OutputFolder:
@@ -53,6 +49,7 @@ class OutputFolder:
         self._fingerprint = fingerprint(job)
         self._made: list[Path] = []
         check_output(path, job.survey.folder.path)
+        self._beside = files_beside(job.survey.folder.path)
         if self.partial.exists():
             self._take_up()
         else:
@@ -123,7 +120,8 @@ class OutputFolder:
     def write_documents(self) -> None:
         """Write config.json and the index, and copy the tokenizer and all other small files."""
         folder, job = self._job.survey.folder, self._job
-        copy_other_files(folder.path, self.partial)
+        for file in self._beside:
+            copy_file(file, self.partial / file.name)
         (self.partial / CONFIG_NAME).write_text(_json(written_config(folder.config, job.quantization_config)), "utf-8")
         weight_map = {part.name: file for file, steps in job.steps.items() for step in steps for part in step.parts}
         index = {"metadata": {"total_size": job.tensor_nbytes}, "weight_map": dict(sorted(weight_map.items()))}
@@ -167,28 +165,6 @@ def check_output(path: Path, source: Path) -> None:
     if blocked is not None:
         message = f"{path}: {blocked} is a file"
         raise LoadError(message)
-
-
-def copy_other_files(source: Path, target: Path) -> None:
-    """Copy everything but weights, config.json, the index and hidden folders; links are followed."""
-    for path in sorted(source.iterdir()):
-        if path.is_dir():
-            if path.name not in SKIPPED_FOLDERS and not path.name.startswith("."):
-                folder = target / path.name
-                folder.mkdir(exist_ok=True)
-                copy_other_files(path, folder)
-                if not any(folder.iterdir()):
-                    folder.rmdir()
-        elif path.is_file() and path.suffix not in WEIGHT_SUFFIXES and not _is_replaced(path, source):
-            # Not `copy2`: files in a hub cache or a package may be read-only.
-            shutil.copyfile(path, target / path.name)
-
-
-def _is_replaced(path: Path, folder: Path) -> bool:
-    if path.name.endswith((".safetensors.index.json", ".bin.index.json")):
-        return True
-    top = (folder / INDEX_NAME).exists() or (folder / "model.safetensors").exists()
-    return top and path.name in {CONFIG_NAME, MODELOPT_NAME}
 
 
 def written_config(config: Mapping[str, object], quantization_config: Mapping[str, object]) -> dict[str, object]:

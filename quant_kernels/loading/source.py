@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -53,8 +54,8 @@ def find_source_object(folder: CheckpointFolder) -> SourceObject:
             if holder.get(key) is not None:
                 path = (*above, key)
                 return SourceObject(_object(holder[key], f"{CONFIG_NAME}: $.{'.'.join(path)}"), path)
-    if (folder.path / MODELOPT_NAME).is_file():
-        return SourceObject(read_object(folder.path / MODELOPT_NAME, MODELOPT_NAME), (), MODELOPT_NAME)
+    if os.path.lexists(folder.path / MODELOPT_NAME):
+        return SourceObject(read_object(folder.path, MODELOPT_NAME), (), MODELOPT_NAME)
     return SourceObject(None, ())
 
 

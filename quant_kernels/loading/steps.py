@@ -83,7 +83,7 @@ class WeightStep:
         Args:
             step_bytes: bytes of source in a piece, as far as blocks and whole-matrix scales allow.
         """
-        height, width = self.shape[-2:]
+        height = self.shape[-2]
         grain = rows_per_step(self.target)
         if grain is None:
             rows = height
@@ -91,7 +91,7 @@ class WeightStep:
             grain = lcm(grain, self.source_rows_per_scale)
             row_bytes = self.weight.shape[-1] * DTYPE_BITS[self.weight.dtype] // 8
             rows = max(grain, step_bytes // max(1, row_bytes) // grain * grain)
-        if width == 0:
+        if 0 in self.shape:
             return
         for matrix in range(self.matrices):
             for first in range(0, height, max(1, rows)):
