@@ -1,0 +1,1 @@
+"""Bridges to other projects; each is imported only by who uses it."""
