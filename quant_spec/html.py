@@ -1,4 +1,4 @@
-"""HTML of configs and plans, for notebooks. All that comes from a document is escaped; no script, no style sheet."""
+"""HTML of configs, plans and reports, for notebooks; all from outside is escaped; no script, no style sheet."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ if TYPE_CHECKING:
     from quant_spec.layer_config import LayerQuantConfig
     from quant_spec.patterns import Pattern
     from quant_spec.plan import ModelPlan, ModulePlan
+    from quant_spec.report import QuantReport
 
 MAX_ROWS: Final = 200
 """Rows of one table; the rest is counted."""
 
 
-def _text(value: object) -> str:
-    """Return text for HTML; lone surrogates of a JSON document are written out."""
-    return escape(str(value).encode("utf-8", "backslashreplace").decode())
+def escaped(value: object) -> str:
+    r"""Return text for HTML; what is no printable character (controls, surrogates, text direction) is written out.
+
+    >>> escaped("<b>"), escaped(chr(27)), escaped("a" + chr(0x202E))
+    ('&lt;b&gt;', '\\x1b', 'a\\u202e')
+    """
+    shown = (
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in str(value)
+    )
+    return escape("".join(shown))
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], total: int) -> str:
-    head = "".join(f"<th>{_text(each)}</th>" for each in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    head = "".join(f"<th>{escaped(each)}</th>" for each in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
     more = total - MAX_ROWS
     rest = f'<tr><td colspan="{len(heads)}">and {more} more</td></tr>' if more > 0 else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}{rest}</tbody></table>"
@@ -48,7 +56,7 @@ def config_html(config: QuantizationConfig) -> str:
     rows = [_entry_row(entry, spec) for entry, spec in entries[:MAX_ROWS]]
     rows.append(("everything else", word(config.global_spec.weight), word(config.global_spec.activation), ""))
     table = _table(("entry", "weight", "activation", "path"), rows, len(entries))
-    title = f"<p><b>QuantizationConfig</b> {_text(config.quant_method or 'unquantized')}</p>"
+    title = f"<p><b>QuantizationConfig</b> {escaped(config.quant_method or 'unquantized')}</p>"
     below = (
         "" if config.source is None else f"<details><summary>checkpoint</summary>{config_html(config.source)}</details>"
     )
@@ -68,6 +76,32 @@ def plan_html(plan: ModelPlan) -> str:
     rows = map(_module_row, plan.modules[:MAX_ROWS])
     table = _table(("module", "weight", "activation", "why"), rows, len(plan.modules))
     counts = f"{len(plan.changed)} of {len(plan.modules)} modules change, {len(plan.kept)} are kept"
-    warnings = "".join(f"<li>{_text(each)}</li>" for each in plan.warnings)
-    listed = f"<ul>{warnings}</ul>" if warnings else ""
-    return f"<div><p><b>ModelPlan</b> {counts}</p>{listed}{table}</div>"
+    return f"<div><p><b>ModelPlan</b> {counts}</p>{_listed(plan.warnings)}{table}</div>"
+
+
+def report_html(report: QuantReport) -> str:
+    """Return a report as a table of its layers, the kept ones last, with warnings above."""
+    from quant_spec.report_table import because, human_bytes, totals  # noqa: PLC0415  (rich is needed for it)
+
+    rows = [
+        (
+            layer.layer,
+            f"{layer.source} → {layer.target}",
+            layer.activation,
+            str(layer.rule),
+            f"{human_bytes(layer.bytes_before)} → {human_bytes(layer.bytes_after)}",
+        )
+        for layer in report.layers
+    ]
+    rows += [
+        (layer.layer, f"{layer.source}, kept", "", because(str(layer.rule), layer.reason), human_bytes(layer.nbytes))
+        for layer in report.kept
+    ]
+    table = _table(("layer", "weight", "activation", "why", "size"), rows[:MAX_ROWS], len(rows))
+    title = f"<p><b>QuantReport</b> {escaped(report.model)}: {escaped(totals(report))}</p>"
+    return f"<div>{title}{_listed(report.warnings)}{table}</div>"
+
+
+def _listed(lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{escaped(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>" if items else ""

@@ -172,6 +172,19 @@ class UnmatchedEntry:
         return f"{self.path}: the pattern {self.entry!r} matches no module{near}"
 
 
+class ReportError(QuantSpecError):
+    """The job is done, and its report cannot be written.
+
+    Attributes:
+        report: what could not be written.
+    """
+
+    def __init__(self, message: str, report: QuantReport) -> None:
+        """Take the message and the report."""
+        super().__init__(message)
+        self.report = report
+
+
 @attrs.frozen
 class QuantReport:
     """What a whole job did.
@@ -247,20 +260,38 @@ class QuantReport:
                 made if it is missing.
 
         Raises:
-            QuantSpecError: the folder cannot be made or written to.
+            ReportError: the folder cannot be made or written to; what the job made is complete.
         """
         target = report_folder(folder)
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         now = time.time_ns()
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now // 10**9))
         path = target / f"online_quant_info_{stamp}_{now % 10**9:09d}.json"
+        return self._written(path, text)
+
+    def page(self) -> str:
+        """Return an HTML page: totals, pictures of sizes and errors, a table with a search; it needs no network."""
+        from quant_spec.page import report_page  # noqa: PLC0415  (for those who ask for a page)
+
+        return report_page(self)
+
+    def write_page(self, path: Path | str) -> Path:
+        """Write the page to a new file and return its path.
+
+        Raises:
+            ReportError: it exists or cannot be written; what the job made is complete.
+        """
+        return self._written(Path(path), self.page())
+
+    def _written(self, path: Path, text: str) -> Path:
         try:
-            target.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as stream:
                 stream.write(text)
         except OSError as error:
-            message = f"{target}: the report cannot be written: {error.strerror or error}"
-            raise QuantSpecError(message) from error
+            done = f"{self.output} is complete, but " if self.output else ""
+            message = f"{path.parent}: {done}the report cannot be written: {path.name}: {error.strerror or error}"
+            raise ReportError(message, self) from error
         return path
 
     def summary(self) -> str:
@@ -276,6 +307,12 @@ class QuantReport:
         if self.saved_to is not None:
             lines.append(f"Online quantization info saved to {self.saved_to}")
         return tuple(lines)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from quant_spec.html import report_html  # noqa: PLC0415  (for notebooks only)
+
+        return report_html(self)
 
     def __rich__(self) -> RenderableType:
         """Return the terminal table (80 columns wide at least)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = re.compile(
     r"quant_(spec|kernels)/([\w/]+/)?(\w+\.py|py\.typed|[\w.\-]+\.so|\w+\.schema\.json|\w+\.(h|cu|cpp))"
+    r"|quant_spec/page/page\.(css|js)"
     r"|quant_spec-[\w.+]+\.dist-info/.+"
 )
 TAG = re.compile(r"quant_spec-[\w.+]+-cp310-abi3-\w+\.whl")
@@ -20,6 +21,7 @@ def expected() -> set[str]:
     sources = [path for package in ("quant_spec", "quant_kernels") for path in (ROOT / package).rglob("*.py")]
     names = {path.relative_to(ROOT).as_posix() for path in sources}
     names |= {f"quant_spec/schemas/{path.name}" for path in (ROOT / "schemas").glob("*.schema.json")}
+    names |= {"quant_spec/page/page.css", "quant_spec/page/page.js"}
     return names | {"quant_spec/py.typed", "quant_kernels/py.typed"}
 
 
