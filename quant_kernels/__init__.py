@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quant_kernels.conversion import amax as amax
     from quant_kernels.conversion import dequantize as dequantize
     from quant_kernels.conversion import quantize as quantize
     from quant_kernels.conversion import quantize_many as quantize_many
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
     from quant_kernels.loading.model import quantize_model as quantize_model
     from quant_kernels.loading.parallel import quantize_shard as quantize_shard
     from quant_kernels.loading.streaming import OnlineQuantizer as OnlineQuantizer
+    from quant_kernels.maxima import amax as amax
     from quant_kernels.quantized import QuantizedTensor as QuantizedTensor
     from quant_kernels.quantized_linear import linear as linear
 
 _EXPORTS = {
     "OnlineQuantizer": "quant_kernels.loading.streaming",
     "QuantizedTensor": "quant_kernels.quantized",
-    "amax": "quant_kernels.conversion",
+    "amax": "quant_kernels.maxima",
     "dequantize": "quant_kernels.conversion",
     "e4m3fn_to_e4m3fnuz": "quant_kernels.fnuz",
     "linear": "quant_kernels.quantized_linear",

@@ -13,6 +13,8 @@ from quant_spec.errors import nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quant_spec import QuantFormat
+
 WEIGHT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 _SHOWN_ROWS: Final = 5
 
@@ -51,16 +53,30 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check_choice(argument: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(argument: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse a word that is not among the allowed ones, with the nearest of them.
 
     Raises:
-        KernelInputError: it is not.
+        KernelInputError: it is not, or is no text.
     """
+    if not isinstance(value, str):
+        raise KernelInputError(argument, "None" if value is None else f"a {type(value).__name__}", ", ".join(allowed))
     if value not in allowed:
         near = nearest(value, allowed)
         hint = f"; did you mean {near!r}?" if near else ""
         raise KernelInputError(argument, repr(value), ", ".join(allowed) + hint)
+
+
+def check_scale_rounding(value: object, quant_format: QuantFormat) -> None:
+    """Refuse a rounding of scales that a format does not have.
+
+    Raises:
+        KernelInputError: it has none, or others.
+    """
+    if not quant_format.scale_roundings:
+        found = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        raise KernelInputError("scale_rounding", found, f"None for {quant_format.name}")
+    check_choice("scale_rounding", value, quant_format.scale_roundings)
 
 
 def check_rank(argument: str, tensor: Tensor) -> None:

@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from quant_kernels.arguments import (
+    as_format,
+    as_key,
+    check_destination,
+    check_destinations,
+    check_flags,
+    check_float,
+    check_list,
+    check_names,
+    check_quantized,
+    check_tensor,
+    check_type,
+)
 from quant_kernels.checks import (
     WEIGHT_DTYPES,
     KernelInputError,
-    check_choice,
     check_device,
     check_disjoint,
     check_dtype,
-    check_k,
     check_output,
     check_rank,
 )
 from quant_kernels.direct import quantize_directly
-from quant_kernels.encodings import Encoded, encode_source
+from quant_kernels.encodings import encode_source
 from quant_kernels.job import convert, new_job
-from quant_kernels.launch import Source, run_amax, run_dense, source_device, source_shape
-from quant_kernels.quantized import QuantizedTensor
+from quant_kernels.launch import run_dense
 from quant_kernels.targets import TARGETS
-from quant_spec import QuantFormat, QuantKey, get_format
+from quant_kernels.without_kernels import quantize_by_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
     from quant_kernels.loading.distributed import Ranks
-
-
-_AMAX_BLOCKS: Final = {"row": (1, 0), "1x16": (1, 16), "1x32": (1, 32), "128x128": (128, 128), "tensor": (0, 0)}
-
-_BUILT_IN: Final = {name: get_format(name) for name in TARGETS}
-
-
-def _format(word: str | QuantFormat) -> QuantFormat:
-    # The registry is locked while it is asked, which a graph cannot be: the formats with kernels are known before.
-    return _BUILT_IN.get(word) or get_format(word) if isinstance(word, str) else word
+    from quant_kernels.quantized import QuantizedTensor
+    from quant_spec import QuantFormat, QuantKey
 
 
 def quantize(  # noqa: PLR0913  (each changes one thing about the result)
@@ -86,10 +87,13 @@ def quantize(  # noqa: PLR0913  (each changes one thing about the result)
         quant_spec.ConfigError: no format has that name.
         quant_spec.LoadError: the ranks' shards do not fit, or one does not answer.
     """
+    check_type("name", name, str, "a text")
+    check_type("layout", layout, str, "row_major, cdna")
+    check_flags(check=check, fnuz=fnuz, measure=measure)
     if group is not None or parallel is not None:
         return _quantize_on_ranks(
-            w,
-            format,
+            check_tensor("w", w),
+            as_format("format", format),
             parallel,
             group,
             scale_rounding,
@@ -99,8 +103,14 @@ def quantize(  # noqa: PLR0913  (each changes one thing about the result)
             name=name,
             unfit={"out": out is not None, "amax": amax is not None, "layout": layout != "row_major"},
         )
-    plain = not (check or fnuz or measure) and out is None and amax is None and layout == "row_major"
-    if plain and isinstance(format, str) and not torch.compiler.is_compiling():
+    plain = not (check or fnuz or measure) and out is None and amax is None
+    if (
+        plain
+        and isinstance(layout, str)
+        and layout == "row_major"
+        and isinstance(format, str)
+        and not torch.compiler.is_compiling()
+    ):
         found = quantize_directly(w, format, scale_rounding)
         if found is not None:
             return found
@@ -170,23 +180,52 @@ def quantize_many(  # noqa: PLR0913  (as quantize)
     Raises:
         KernelInputError, NonFiniteError, quant_spec.ConfigError: as `quantize`.
     """
-    if not weights:
+    given = check_list("weights", weights)
+    check_flags(check=check, fnuz=fnuz, measure=measure)
+    quant_format = as_format("format", format)
+    places = [f"weights[{i}]" if len(given) > 1 else "w" for i in range(len(given))]
+    called = check_names(names, places, len(given))
+    if not given:
         return []
-    called = (
-        list(names)
-        if names is not None
-        else [f"weights[{i}]" if len(weights) > 1 else "w" for i in range(len(weights))]
-    )
-    for label, weight in zip(called, weights, strict=True):
+    found = [check_tensor(label, weight) for label, weight in zip(called, given, strict=True)]
+    for label, weight in zip(called, found, strict=True):
         check_rank(label, weight)
         check_dtype(label, weight, WEIGHT_DTYPES)
-        check_dtype(label, weight, (weights[0].dtype,))
-        check_device(label, weight, weights[0].device)
-    quant_format = _format(format)
+        check_dtype(label, weight, (found[0].dtype,))
+        check_device(label, weight, found[0].device)
     if quant_format.name not in TARGETS:
-        return [_quantize_by_reference(w, quant_format, scale_rounding) for w in weights]
-    job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=weights[0].dtype)
-    return convert(job, list(weights), called, check=check, out=out, amax=amax, measure=measure)
+        unfit = _unfit(out, amax, layout, fnuz=fnuz, measure=measure)
+        return [
+            quantize_by_reference(w, quant_format, scale_rounding, check=check, name=label, unfit=unfit)
+            for label, w in zip(called, found, strict=True)
+        ]
+    job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=found[0].dtype)
+    return convert(job, found, called, check=check, out=_outs(out), amax=_maxima(amax), measure=measure)
+
+
+def _unfit(out: object, amax: object, layout: object, *, fnuz: bool, measure: bool) -> dict[str, bool]:
+    """Return which options were asked for that only kernels have."""
+    return {
+        "out": out is not None,
+        "amax": amax is not None,
+        "layout": layout != "row_major",
+        "fnuz": fnuz,
+        "measure": measure,
+    }
+
+
+def _outs(out: object) -> list[QuantizedTensor] | None:
+    if out is None:
+        return None
+    given = check_list("out", out)
+    return [check_destinations("out" if len(given) == 1 else f"out[{i}]", each) for i, each in enumerate(given)]
+
+
+def _maxima(amax: object) -> list[Tensor] | None:
+    if amax is None:
+        return None
+    given = check_list("amax", amax)
+    return [check_tensor("amax" if len(given) == 1 else f"amax[{i}]", each) for i, each in enumerate(given)]
 
 
 def requantize(  # noqa: D417, PLR0913  (each describes one thing about the source or the result)
@@ -227,22 +266,31 @@ def requantize(  # noqa: D417, PLR0913  (each describes one thing about the sour
     Raises:
         KernelInputError, NonFiniteError, quant_spec.ConfigError: as `quantize`.
     """
-    key = QuantKey.parse(source) if isinstance(source, str) else source
-    check_dtype("through", torch.empty(0, dtype=through), WEIGHT_DTYPES)
-    encoded = encode_source(data, scale, key, second_scale=second_scale, offset=offset, shard_rows=shard_rows)
-    quant_format = _format(target)
+    check_type("name", name, str, "a text")
+    check_flags(check=check, fnuz=fnuz, measure=measure)
+    check_float("through", through)
+    quant_format = as_format("target", target)
+    encoded = encode_source(
+        check_tensor("data", data),
+        check_tensor("scale", scale),
+        as_key("source", source),
+        second_scale=None if second_scale is None else check_tensor("second_scale", second_scale),
+        offset=offset,
+        shard_rows=shard_rows,
+    )
     if quant_format.name not in TARGETS:
+        unfit = _unfit(out, amax, layout, fnuz=fnuz, measure=measure)
         weight = torch.empty(encoded.shape, dtype=through, device=data.device)
         run_dense([(encoded, weight)], through)
-        return _quantize_by_reference(weight, quant_format, scale_rounding)
+        return quantize_by_reference(weight, quant_format, scale_rounding, check=check, name=name, unfit=unfit)
     job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=through)
     return convert(
         job,
         [encoded],
         [name],
         check=check,
-        out=None if out is None else [out],
-        amax=None if amax is None else [amax],
+        out=None if out is None else _outs([out]),
+        amax=None if amax is None else _maxima([amax]),
         measure=measure,
     )[0]
 
@@ -272,21 +320,24 @@ def requantize_many(  # noqa: D417, PLR0913  (as requantize)
     Raises:
         KernelInputError, NonFiniteError, quant_spec.ConfigError: as `quantize`.
     """
-    if not sources:
+    given = check_list("sources", sources)
+    check_flags(check=check, fnuz=fnuz, measure=measure)
+    check_float("through", through)
+    quant_format = as_format("target", target)
+    called = check_names(names, [f"sources[{i}]" for i in range(len(given))], len(given))
+    if not given:
         return []
-    called = list(names) if names is not None else [f"sources[{i}]" for i in range(len(sources))]
-    check_dtype("through", torch.empty(0, dtype=through), WEIGHT_DTYPES)
+    found = [check_quantized(label, q) for label, q in zip(called, given, strict=True)]
     encoded = []
-    for label, q in zip(called, sources, strict=True):
-        check_dtype(f"{label}.data", q.data, (sources[0].data.dtype,))
-        check_dtype(f"{label}.scale", q.scale, (sources[0].scale.dtype,))
-        check_device(f"{label}.data", q.data, sources[0].data.device)
+    for label, q in zip(called, found, strict=True):
+        check_dtype(f"{label}.data", q.data, (found[0].data.dtype,))
+        check_dtype(f"{label}.scale", q.scale, (found[0].scale.dtype,))
+        check_device(f"{label}.data", q.data, found[0].data.device)
         encoded.append(encode_source(q.data, q.scale, q.key, second_scale=q.second_scale))
-    quant_format = _format(target)
     if quant_format.name not in TARGETS:
         raise KernelInputError("target", repr(quant_format.name), ", ".join(TARGETS))
     job = new_job(quant_format, scale_rounding, fnuz=fnuz, layout=layout, through=through)
-    return convert(job, encoded, called, check=check, out=out, amax=amax, measure=measure)
+    return convert(job, encoded, called, check=check, out=_outs(out), amax=_maxima(amax), measure=measure)
 
 
 def dequantize(  # noqa: D417  (two are described together)
@@ -308,82 +359,18 @@ def dequantize(  # noqa: D417  (two are described together)
     Raises:
         KernelInputError: an argument does not fit; nothing was written.
     """
-    check_dtype("dtype", torch.empty(0, dtype=dtype), WEIGHT_DTYPES)
+    check_float("dtype", dtype)
+    q = check_quantized("q", q)
     encoded = encode_source(q.data, q.scale, q.key, second_scale=q.second_scale, offset=offset, shard_rows=shard_rows)
     if tuple(q.shape) != tuple(encoded.shape):
         raise KernelInputError("q.shape", str(list(q.shape)), f"{list(encoded.shape)}, which the codes hold")
     if out is None:
         out = torch.empty(encoded.shape, dtype=dtype, device=q.data.device)
     else:
+        out = check_destination("out", out)
         check_device("out", out, q.data.device)
         check_output("out", out, encoded.shape, (dtype,))
         second = {} if q.second_scale is None else {"q.second_scale": q.second_scale}
         check_disjoint({"out": out}, {"q.data": q.data, "q.scale": q.scale, **second})
     run_dense([(encoded, out)], dtype)
     return out
-
-
-def amax(
-    w: Tensor | QuantizedTensor,
-    granularity: str,
-    *,
-    through: torch.dtype = torch.bfloat16,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Return the greatest magnitude of each row, group, block or matrix of a weight [.., N, K] as fp32.
-
-    What the ranks of a tensor-parallel group reduce with `max` before each quantizes its shard with `amax=`. NaN where
-    a NaN is. A group or block at an edge may be partial.
-
-    Args:
-        w: float32, float16 or bfloat16; or a quantized weight, whose values are rounded to `through`.
-        granularity: `row` gives [.., N, 1]; `1x16` [.., N, ⌈K/16⌉]; `1x32` [.., N, ⌈K/32⌉]; `128x128`
-            [.., ⌈N/128⌉, ⌈K/128⌉]; `tensor` [..] (0-d for 2-D weights).
-        through: for quantized weights, the dtype that re-quantization passes through.
-        out: contiguous fp32 tensor of that shape to write into.
-
-    Raises:
-        KernelInputError: an argument does not fit; nothing was written.
-    """
-    source: Source
-    if isinstance(w, QuantizedTensor):
-        check_dtype("through", torch.empty(0, dtype=through), WEIGHT_DTYPES)
-        source = encode_source(w.data, w.scale, w.key, second_scale=w.second_scale)
-    else:
-        check_rank("w", w)
-        check_dtype("w", w, WEIGHT_DTYPES)
-        source = w
-    check_choice("granularity", granularity, tuple(_AMAX_BLOCKS))
-    rows, cols = _AMAX_BLOCKS[granularity]
-    shape_of_source = source_shape(source)
-    lead, (n, k) = shape_of_source[:-2], shape_of_source[-2:]
-    tiles = (-(-n // rows) if rows else 1, -(-k // cols) if cols else 1)
-    shape = lead if granularity == "tensor" else (*lead, *tiles)
-    device = source_device(source)
-    if out is None:
-        out = torch.empty(shape, device=device)
-    else:
-        check_device("out", out, device)
-        check_output("out", out, shape, (torch.float32,))
-        check_disjoint({"out": out}, {"w": source.data if isinstance(source, Encoded) else source})
-        if not out.is_contiguous():
-            raise KernelInputError("out", f"strides {list(out.stride())}", "a contiguous tensor")
-    if 0 in shape_of_source:
-        return out.zero_()
-    run_amax(source, out, (rows or n, cols or k), through)
-    return out
-
-
-def _quantize_by_reference(w: Tensor, quant_format: QuantFormat, scale_rounding: str | None) -> QuantizedTensor:
-    """Quantize by the plain-torch function that a format without kernels names."""
-    named = quant_format.reference
-    if named is None:
-        raise KernelInputError("format", repr(quant_format.name), f"one with a conversion: {', '.join(TARGETS)}")
-    check_k("w", w.shape[-1], quant_format.k_multiple, quant_format.name)
-    function: object = named
-    if isinstance(named, str):
-        module, _, attribute = named.partition(":")
-        function = getattr(importlib.import_module(module), attribute)
-    quantizer = cast("Callable[[Tensor, str | None], tuple[Tensor, Tensor, Tensor | None]]", function)
-    data, scale, second = quantizer(w, scale_rounding)
-    return QuantizedTensor(data, scale, quant_format.weight, tuple(w.shape), second)

@@ -11,6 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
+from quant_kernels.arguments import PLAIN_TYPES
 from quant_kernels.job import new_job
 from quant_kernels.library import native_on
 from quant_kernels.quantized import QuantizedTensor
@@ -32,14 +33,23 @@ def _recipe(name: str, rounding: str | None, dtype_code: int) -> tuple[Target, l
     return job.target, parameters, job.key
 
 
-def quantize_directly(weight: Tensor, name: str, rounding: str | None) -> QuantizedTensor | None:
-    """Quantize a weight [.., N, K] with one native call; None if the general way has to.
+def quantize_directly(weight: object, name: str, rounding: object) -> QuantizedTensor | None:
+    """Quantize a weight [.., N, K] with one native call; None if the general way has to, or has to refuse it.
 
     Raises:
         KernelInputError: `rounding` does not fit the format.
     """
+    if type(weight) not in PLAIN_TYPES or not (rounding is None or isinstance(rounding, str)):
+        return None
+    assert isinstance(weight, Tensor)  # noqa: S101  (for type checkers)
     code = _DTYPE_CODES.get(weight.dtype)
-    if code is None or not native_on(weight.device.type):
+    if (
+        code is None
+        or weight.layout is not torch.strided
+        or weight.is_nested
+        or weight.is_neg()
+        or not native_on(weight.device.type)
+    ):
         return None
     recipe = _recipe(name, rounding, code)
     shape = tuple(weight.shape)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from quant_kernels.arguments import check_offset, check_shard_rows
 from quant_kernels.checks import (
     KernelInputError,
     check_device,
@@ -142,8 +143,7 @@ def encode_source(
     """
     check_rank("data", data)
     check_device("scale", scale, data.device)
-    if any(first < 0 for first in offset):
-        raise KernelInputError("offset", str(offset), "two numbers that are not negative")
+    offset, shard_rows = check_offset(offset), check_shard_rows(shard_rows)
     name = _group_format(key)
     if name in ("mxfp4", "nvfp4"):
         check_dtype("data", data, _FP4)

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from quant_kernels.arguments import check_tensor
 from quant_kernels.checks import check_dtype
 
 _MAGNITUDE: Final = 0x7F
@@ -31,6 +32,7 @@ def e4m3fn_to_e4m3fnuz(data: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         KernelInputError: a dtype is another.
     """
+    data, scale = check_tensor("data", data), check_tensor("scale", scale)
     check_dtype("data", data, (torch.float8_e4m3fn,))
     check_dtype("scale", scale, (torch.float32,))
     codes = data.view(torch.uint8)

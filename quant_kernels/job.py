@@ -18,6 +18,7 @@ from quant_kernels.checks import (
     check_dtype,
     check_k,
     check_output,
+    check_scale_rounding,
     check_shape,
 )
 from quant_kernels.encodings import Encoded
@@ -80,9 +81,7 @@ def new_job(
     """
     target = TARGETS[quant_format.name]
     if scale_rounding is not None:
-        if not quant_format.scale_roundings:
-            raise KernelInputError("scale_rounding", repr(scale_rounding), f"None for {target.name}")
-        check_choice("scale_rounding", scale_rounding, quant_format.scale_roundings)
+        check_scale_rounding(scale_rounding, quant_format)
     check_choice("layout", layout, tuple(LAYOUTS))
     if fnuz and target.code is not TargetCode.PTPC_FP8:
         raise KernelInputError("fnuz", "True", f"False for {target.name}; only ptpc_fp8 has an FNUZ variant")
@@ -124,6 +123,8 @@ def convert(
             outputs = _with_counters(outputs, source, check=check, measure=measure)
         items.append((source, outputs))
         results.append(_result(job, outputs, shape, None if out is None else out[index]))
+    if check and source_device(sources[0]).type == "meta":
+        raise KernelInputError("check", "True", "False for a weight on meta, which has no values")
     run(items, job.target, job.options)
     if check:
         _raise_bad(job, items, names)

@@ -86,7 +86,7 @@ FP8 = torch.ones(200, 256).to(torch.float8_e4m3fn)
 REQUANTIZE: list[tuple[dict[str, Any], str]] = [
     ({"scale": torch.ones(1, 2)}, r"^scale: found shape \[1, 2\]; allowed: \[2, 2\]$"),
     ({"offset": (60, 0)}, r"^scale: found shape \[2, 2\]; allowed: \[3, 2\]$"),
-    ({"offset": (-1, 0)}, r"^offset: found \(-1, 0\); allowed: two numbers that are not negative$"),
+    ({"offset": (-1, 0)}, r"^offset: found \(-1, 0\); allowed: two whole numbers that are not negative$"),
     ({"data": torch.ones(200, 256)}, r"^data: found dtype float32; allowed: float8_e4m3fn$"),
     ({"scale": torch.ones(2, 2, dtype=torch.int32)}, r"^scale: found dtype int32; allowed: float32"),
     ({"source": "int4/group_128"}, r"^source: found int4/group_128; allowed: fp8_e4m3"),
