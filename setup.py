@@ -30,7 +30,10 @@ HOST_SOURCES = [
     CSRC / "cpu" / "kernels_avx512.cpp",
 ]
 # The slowest to compile first.
-GPU_SOURCES = [CSRC / f"{name}.cu" for name in ("rows", "groups", "blocks", "matrix_amax", "dense", "device")]
+GPU_SOURCES = [
+    CSRC / f"{name}.cu"
+    for name in ("rows", "groups", "blocks", "coded_groups", "coded_rows", "matrix_amax", "dense", "device")
+]
 MACROS = [
     ("TORCH_STABLE_ONLY", None),
     ("TORCH_TARGET_VERSION", "0x020a000000000000"),

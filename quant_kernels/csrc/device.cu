@@ -80,8 +80,15 @@ void join_rows(const Job& job, Item& item) {
   item.n = 1;
 }
 
-const char* launch(WorkList& list, int64_t stream) {
-  const Job& job = list.job;
+const char* launch(WorkList& whole, int64_t stream) {
+  const Job& job = whole.job;
+  WorkList coded = part_of(whole, [&](const Item& item) { return coded_rows_fit(job, item); });
+  if (const char* error = coded.count == 0 ? nullptr : launch_coded_rows(coded, stream)) return error;
+  coded = part_of(whole, [&](const Item& item) { return coded_groups_fit(job, item); });
+  if (const char* error = coded.count == 0 ? nullptr : launch_coded_groups(coded, stream)) return error;
+  WorkList list =
+      part_of(whole, [&](const Item& item) { return !coded_rows_fit(job, item) && !coded_groups_fit(job, item); });
+  if (list.count == 0) return nullptr;
   switch (job.target) {
     case kDense: return launch_dense(list, stream);
     case kPtpcFp8: return launch_rows(list, stream);

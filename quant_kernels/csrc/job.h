@@ -34,6 +34,7 @@ struct Item {
   int64_t first_tile;  // tiles of the items before this one
   uint32_t row_magic;  // ceil(2^32 / packs in a row), or 0: divide
   int32_t row_shift, col_shift;  // of block_rows and block_cols, if `aligned`
+  int32_t lanes_shift;  // of the lanes that share a row
   bool aligned;  // whole packs can be loaded and stored at once, and lie under one scale that shifts find
 };
 

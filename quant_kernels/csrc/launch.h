@@ -64,6 +64,27 @@ const char* launch_dense(WorkList& list, int64_t stream);
 const char* launch_tensor_amax(WorkList& list, int64_t stream);
 const char* launch_padding(WorkList& list, int64_t stream);
 
+// Conversions of codes by coded.h: whether an item is one of theirs, and their launch.
+bool coded_rows_fit(const Job& job, const Item& item);
+bool coded_groups_fit(const Job& job, const Item& item);
+const char* launch_coded_rows(WorkList& list, int64_t stream);
+const char* launch_coded_groups(WorkList& list, int64_t stream);
+
+inline bool coded_source(const Job& job, const Item& item) {
+  return job.encoded && job.element == kE4m3 && job.through == kBf16 && job.scale_type == kScaleF32 && item.aligned;
+}
+
+// The items of a list that `wanted` says, in their order.
+template <class Wanted>
+WorkList part_of(const WorkList& list, Wanted wanted) {
+  WorkList part{};
+  part.job = list.job;
+  for (int i = 0; i < list.count; ++i) {
+    if (wanted(list.items[i])) part.items[part.count++] = list.items[i];
+  }
+  return part;
+}
+
 #if defined(QK_LAUNCHERS)
 
 #if defined(QK_EMULATE)
