@@ -85,6 +85,7 @@ class Router:
         *,
         plain: frozenset[str],
         ignore: Sequence[str] = (),
+        elsewhere: Mapping[str, frozenset[int]] | None = None,
     ) -> None:
         """Take a model.
 
@@ -94,10 +95,12 @@ class Router:
             names: renames from checkpoint to module spelling, and fused modules.
             plain: names of weights that are copied as they are although a layer holds them (tied ones).
             ignore: globs over the names of tensors to skip.
+            elsewhere: container -> global indices of the experts that other ranks hold.
         """
         self._names = names
         self._ignore = tuple(ignore)
         self._layers = layers
+        self._elsewhere = elsewhere or {}
         self._by_weight: dict[str, Destination] = {}
         self._stacks: dict[str, dict[Role, int]] = defaultdict(dict)
         for layer in layers.values():
@@ -142,10 +145,18 @@ class Router:
         other = self.others.get(renamed)
         if other is not None:
             return other
+        if self._is_of_another_rank(renamed):
+            return Elsewhere()
         near = nearest(renamed, (*self._by_weight, *self.others))
         hint = f"; did you mean {near!r}?" if near else ""
         message = f"{name}: unexpected tensor: the model has no parameter for it{hint}"
         raise LoadError(message)
+
+    def _is_of_another_rank(self, name: str) -> bool:
+        """Tell whether a tensor that this rank has nothing for belongs to an expert that another rank holds."""
+        container = container_of(name)
+        index = name.removeprefix(container).lstrip(".").partition(".")[0]
+        return index.isdigit() and int(index) in self._elsewhere.get(container, ())
 
     def _in_stack(self, weight: str) -> Destination | None:
         """Return where a stack under another name, or one expert's matrix, goes."""

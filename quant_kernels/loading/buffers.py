@@ -85,7 +85,7 @@ class SlotBuffers:
 
 def _rows(slot: WeightSlot, address: Address, piece: Tensor) -> slice | None:
     """Return the rows of a plain piece that are one run of memory in the whole weight, or None."""
-    if address.content != "weight" or not is_plain(piece):
+    if address.content != "weight" or not is_plain(piece) or slot.transposed:
         return None
     if address.shard is None:
         return slice(0, slot.shape[-2])

@@ -79,7 +79,14 @@ def cut_weight(name: str, tensor: Tensor, window: Window, *, lead: tuple[int, ..
     if window.cols[0] % per_byte:
         raise LoadError(f"{name}: a cut at column {window.cols[0]} goes through a byte of packed codes")
     cols = slice(window.cols[0] // per_byte, window.cols[1] // per_byte)
-    return tensor[..., window.rows[0] : window.rows[1], cols].clone(memory_format=torch.contiguous_format)
+    return _owned(tensor[..., window.rows[0] : window.rows[1], cols])
+
+
+def _owned(view: Tensor) -> Tensor:
+    """Return a copy without gaps; the side that lies side by side in memory stays that."""
+    if view.stride(-1) != 1 and view.stride(-2) == 1:
+        return view.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 def cut_scale(name: str, scale: Tensor, window: Window, granularity: Granularity | None) -> Tensor:

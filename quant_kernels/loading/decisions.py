@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from quant_kernels.checks import dtype_name
-from quant_kernels.loading.modules import LayerView
+from quant_kernels.loading.modules import TRANSPOSED, LayerView
 from quant_kernels.loading.placement import LayerPlacement
 from quant_kernels.loading.sources import is_plain
 from quant_kernels.loading.survey import ON_UNSUPPORTED
@@ -125,7 +125,9 @@ def decide(
     policy.check()
     infos = {name: _info(view, placements.get(name)) for name, view in views.items()}
     for name, info in infos.items():
-        obstacle = _cut_obstacle(name, info, config, placements.get(name), policy)
+        obstacle = _cut_obstacle(name, info, config, placements.get(name), policy) or _turned_obstacle(
+            views[name], info, config, policy
+        )
         if obstacle:
             infos[name] = attrs.evolve(info, obstacle=obstacle)
     made, decisions = _planned(infos, config, policy)
@@ -213,6 +215,15 @@ def _cut_obstacle(
     if target is None:
         return ""
     return next((text for place in placement.places if (text := place.obstacle(target))), "")
+
+
+def _turned_obstacle(view: LayerView, info: ModuleInfo, config: QuantizationConfig, policy: Policy) -> str:
+    """Return why codes that lie [expert, input, output] are not converted, or an empty text."""
+    if info.obstacle or not any(slot.transposed for slot in view.slots):
+        return ""
+    decision = _allowed(view.name, info, config.explain(view.name, info), policy)
+    held = any(not is_plain(slot.tensor) for slot in view.slots)
+    return TRANSPOSED if decision.changes and (held or decision.source.weight_key is not None) else ""
 
 
 def _tied_obstacles(decisions: Mapping[str, Decision], ties: Mapping[str, Collection[str]]) -> dict[str, str]:

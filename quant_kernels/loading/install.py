@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
+from quant_kernels.loading.modules import TRANSPOSED_ATTRIBUTE
 from quant_kernels.loading.sources import SECOND_SUFFIX, StoredScales
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def install(slot: WeightSlot, result: QuantizedTensor, old: StoredScales, offset
     """Replace a weight by its codes, and register its scales beside it.
 
     The weight X becomes a parameter (a buffer if it was one) that needs no gradient; `X_scale`, and for NVFP4
-    `X_scale_2`, are buffers of the dtypes that the format has, whatever torch's default dtype is.
+    `X_scale_2`, are buffers of the dtypes that the format has, whatever torch's default dtype is. Experts that were
+    stored [expert, input, output] are [expert, output, input] now, and `is_transposed` is False.
 
     Args:
         slot: the weight.
@@ -35,6 +37,8 @@ def install(slot: WeightSlot, result: QuantizedTensor, old: StoredScales, offset
     for path in old.attributes:
         remove(owner, path)
     put_weight(slot, result.data)
+    if slot.transposed:
+        owner.__dict__[TRANSPOSED_ATTRIBUTE] = False
     put_buffer(owner, attribute + SCALE_SUFFIX, result.scale)
     if result.second_scale is not None:
         put_buffer(owner, attribute + SECOND_SUFFIX, result.second_scale)

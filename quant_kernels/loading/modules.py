@@ -16,7 +16,7 @@ alike. Other views are passed as `views=`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
@@ -162,21 +162,17 @@ def linear_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
 
 def stacked_experts_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
     """Yield the stacks of a fused-MoE-like module, or of a module that is one such stack."""
-    found: dict[str, tuple[Role, Tensor]] = {}
+    order = gate_up_order(name, module)
+    transposed = getattr(module, TRANSPOSED_ATTRIBUTE, False) is True
     for attribute, tensor in own_tensors(module).items():
         if tensor.dim() != _STACK:
             continue
         stem = name.rpartition(".")[2] if attribute == "weight" else attribute.removesuffix("_weight")
         role = STACK_ROLES.get(stem)
-        if role is not None:
-            found[attribute] = role, tensor
-    if not found:
-        return
-    order = gate_up_order(name, module)
-    transposed = _is_transposed(module, {role: tuple(tensor.shape) for role, tensor in found.values()})
-    shards = ("up", "gate") if order == "up_gate" else ("gate", "up")
-    for attribute, (role, tensor) in found.items():
+        if role is None:
+            continue
         fused = role == "gate_up"
+        shards = ("up", "gate") if order == "up_gate" else ("gate", "up")
         rows = (tensor.shape[-1 if transposed else -2] // 2,) * 2
         yield WeightSlot(
             name,
@@ -272,6 +268,9 @@ def _layer(
     name: str, kind: ModuleKind, class_name: str, slots: list[WeightSlot], holder: nn.Module | None
 ) -> LayerView:
     stacks = [slot for slot in slots if slot.role != "weight"]
+    if _shapes_are_transposed(stacks):
+        slots = [_turned(slot) if slot.role != "weight" else slot for slot in slots]
+        stacks = [slot for slot in slots if slot.role != "weight"]
     ids = None
     if stacks:
         ids = _expert_ids(holder) or _expert_ids(stacks[0].owner)
@@ -295,16 +294,23 @@ def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:
     return None
 
 
-def _is_transposed(module: nn.Module, shapes: Mapping[Role, tuple[int, ...]]) -> bool:
-    """Tell whether stacks are stored [expert, input, output]: as the module says, else as their shapes tell."""
-    if getattr(module, TRANSPOSED_ATTRIBUTE, False) is True:
-        return True
+def _shapes_are_transposed(stacks: Sequence[WeightSlot]) -> bool:
+    """Tell whether shapes that nobody called transposed can only be [expert, input, output]."""
+    if any(slot.transposed for slot in stacks):
+        return False
+    shapes = {slot.role: slot.shape for slot in stacks}
     if "gate_up" not in shapes or "down" not in shapes:
         return False
     up, down = shapes["gate_up"], shapes["down"]
     if up[1] == 2 * down[2] and up[2] == down[1]:
         return False
     return up[1] == down[2] and up[2] == 2 * down[1]
+
+
+def _turned(slot: WeightSlot) -> WeightSlot:
+    """Return a stack as one that is stored [expert, input, output]."""
+    rows = (slot.tensor.shape[-1] // 2,) * 2 if slot.shard_rows else None
+    return attrs.evolve(slot, transposed=True, shard_rows=rows)
 
 
 def _widths(module: nn.Module, rows: int) -> tuple[int, ...] | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant_kernels.loading.arrivals import OtherAddress
+    from quant_kernels.loading.biases import BiasCut
 
 
 class OtherTensors:
@@ -26,6 +27,7 @@ class OtherTensors:
         holders: Mapping[str, Sequence[tuple[nn.Module, str]]],
         addresses: Mapping[str, OtherAddress],
         device: torch.device,
+        cuts: Mapping[str, BiasCut],
     ) -> None:
         """Take a model's parameters.
 
@@ -33,10 +35,12 @@ class OtherTensors:
             holders: name -> every module and attribute that holds it.
             addresses: tensor name -> where it goes; what is not a target of any is left alone.
             device: where they will live.
+            cuts: name -> what this rank holds of a bias that other ranks hold parts of.
         """
         self.nbytes = 0
         self._holders = holders
         self._device = device
+        self._cuts = cuts
         self._names = {address.name for address in addresses.values()}
         self._parts: dict[str, dict[int, Tensor]] = {}
         self._loaded: set[int] = set()
@@ -56,6 +60,9 @@ class OtherTensors:
             if name in self._by_name:
                 raise LoadError(f"{name}: duplicate tensor: it has arrived before")
             self._by_name.add(name)
+            cut = self._cuts.get(address.name)
+            if cut is not None:
+                tensor = cut.local(tensor, address.shard)
             if address.shard is not None:
                 parts = self._parts.setdefault(address.name, {})
                 parts[address.shard] = tensor

@@ -101,11 +101,14 @@ class PendingLayer:
     def split(self, address: Address, tensor: Tensor) -> Iterator[tuple[Address, Tensor]]:
         """Yield the projections of a whole fused tensor whose output side is cut; any other tensor as it is.
 
-        Each projection is cut over the ranks by itself.
+        Each projection is cut over the ranks by itself. A stack [expert, input, output] comes out as a view
+        [expert, output, input]; one expert's matrix is [output, input] wherever it comes from.
         """
         slot = self.plan.view.slots[address.slot]
         place = self._place(address.slot)
-        count = _shards(slot)
+        count = 1 if slot.interleaved else _shards(slot)
+        if slot.transposed and address.content == "weight" and address.expert is None and tensor.dim() == _STACK:
+            tensor = tensor.transpose(-1, -2)
         whole = place.is_cut and place.parallel == "column" and count > 1 and address.shard is None
         if not whole or address.content not in ("weight", "scale") or not self._has_whole_rows(address, tensor, place):
             yield address, tensor
@@ -114,9 +117,7 @@ class PendingLayer:
         if address.content == "scale":
             sizes = self._scale_rows(sizes, tensor)
         for shard in range(count):
-            if slot.interleaved and len(set(sizes)) == 1 and tensor.shape[-2] == sum(sizes):
-                part = tensor[..., shard::count, :]
-            elif tensor.dim() == len(slot.shape) - (address.expert is not None):
+            if tensor.dim() == len(slot.shape) - (address.expert is not None):
                 part = tensor.narrow(-2, sum(sizes[:shard]), sizes[shard])
             else:
                 part = tensor.narrow(-1, sum(sizes[:shard]), sizes[shard])
@@ -211,7 +212,9 @@ class PendingLayer:
         whole = len(placement.experts) if placement else 0
         if ids is None or address.expert is not None or not tensor.dim() or tensor.shape[0] != whole != slot.shape[0]:
             return tensor
-        return tensor[torch.tensor(ids)]
+        local = torch.tensor(ids)
+        turned = slot.transposed and tensor.dim() == _STACK
+        return tensor.transpose(-1, -2)[local].transpose(-1, -2) if turned else tensor[local]
 
     def _window(self, address: Address, slot: WeightSlot) -> Window:
         """Return which rows and columns of the tensor at an address are this rank's."""
@@ -231,7 +234,7 @@ class PendingLayer:
                 " set its attribute output_partition_sizes"
             )
             raise LoadError(message)
-        each = place.fused_rows[address.shard :: count]
+        each = place.fused_rows[address.shard :: count] if place.fused_rows else [size // count for size in place.sizes]
         start = sum(each[: place.rank])
         return Window((sum(each), k), (start, start + rows), (0, k))
 
@@ -319,7 +322,7 @@ class PendingLayer:
             dtype = dtypes.pop()
             per_byte = packed_per_byte(torch.empty(0, dtype=dtype))
             stored = slot.tensor.dtype if dtype.is_floating_point and dtype.itemsize > 1 else dtype
-            whole = torch.empty((*slot.shape[:-1], slot.shape[-1] // per_byte), dtype=stored, device=device)
+            whole = _empty(slot, per_byte, stored, device)
             for (_, expert, shard), piece in pieces.items():
                 rows = slice(None) if shard is None else slice(starts[shard], starts[shard + 1])
                 if shard is not None and slot.interleaved:
@@ -327,7 +330,7 @@ class PendingLayer:
                 view = whole if expert is None else whole[expert]
                 assert piece.weight is not None  # noqa: S101  (the layer is complete)
                 view[..., rows, :].copy_(piece.weight)
-            put_weight(slot, whole)
+            put_weight(slot, whole.transpose(-1, -2) if slot.transposed else whole)
             self._put_scales(slot, pieces, device)
             if slot.shard_rows is None and len(starts) > 2 and starts[-1] == slot.shape[-2]:  # noqa: PLR2004  (fused)
                 slot.owner.logical_widths = [b - a for a, b in itertools.pairwise(starts)]  # type: ignore[assignment]
@@ -358,6 +361,14 @@ def _joined(scales: list[Tensor]) -> Tensor:
     if len(scales) == 1:
         return scales[0]
     return torch.cat([each.reshape(1) if each.dim() == 0 else each for each in scales])
+
+
+def _empty(slot: WeightSlot, per_byte: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return memory for a weight as its module holds it, as [.., N, K / per_byte]."""
+    shape = (*slot.shape[:-1], slot.shape[-1] // per_byte)
+    if not slot.transposed:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype, device=device).transpose(-1, -2)
 
 
 def _experts(slot: WeightSlot) -> int:

@@ -41,12 +41,14 @@ class LayerPlacement:
         places: where this rank's piece of each weight lies, in the order of the layer's slots.
         whole_shapes: shapes of the whole weights, in the same order.
         experts: global indices of all experts of a layer of style `expert`, over all ranks; () otherwise.
+        own_experts: those of this rank.
     """
 
     style: Style
     places: tuple[ShardPlace, ...]
     whole_shapes: tuple[tuple[int, ...], ...]
     experts: tuple[int, ...] = ()
+    own_experts: tuple[int, ...] = ()
 
     @property
     def is_spread(self) -> bool:
@@ -153,8 +155,9 @@ def _told(view: LayerView, given: Mapping[str, str], size: int) -> _Told:
     style = style_of(view, given, size)
     rows = []
     for slot in view.slots:
-        fused = slot.shard_rows or ()
-        if len(slot.shards) > 1 and not fused:
+        # Rows of projections that lie in turn are cut as those of one projection are.
+        fused = () if slot.interleaved else slot.shard_rows or ()
+        if len(slot.shards) > 1 and not fused and not slot.interleaved:
             each, left = divmod(slot.shape[-2], len(slot.shards))
             fused = (each + bool(left),) * len(slot.shards)
         rows.append(tuple(fused) if len(fused) > 1 else ())
@@ -248,4 +251,4 @@ def _spread_experts(name: str, everyone: list[_Told], rank: int) -> LayerPlaceme
         message = f"{name}: its experts have other shapes on other ranks: {sorted(stacked)}"
         raise LoadError(message)
     whole = tuple((len(seen), *shape[1:]) if stacked else shape for shape in own.shapes)
-    return LayerPlacement("expert", places, whole, tuple(sorted(seen)))
+    return LayerPlacement("expert", places, whole, tuple(sorted(seen)), own.experts)

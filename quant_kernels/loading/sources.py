@@ -135,7 +135,7 @@ def read_slot(slot: WeightSlot, key: QuantKey | None) -> tuple[Part, ...]:
     Raises:
         LoadError: the weight is quantized and nothing says how, its scales are missing, or they do not fit.
     """
-    tensor = slot.tensor.detach()
+    tensor = slot.matrix.detach()
     if is_plain(tensor):
         return (Part(tensor, slot.name),)
     if key is None:

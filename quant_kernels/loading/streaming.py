@@ -11,6 +11,7 @@ import torch
 
 from quant_kernels.checks import dtype_name
 from quant_kernels.loading.arrivals import Address, Elsewhere, Router, holders_of
+from quant_kernels.loading.biases import bias_cuts
 from quant_kernels.loading.conversion_queue import ConversionQueue
 from quant_kernels.loading.decisions import LayerPlan, Policy
 from quant_kernels.loading.distributed import DEFAULT_TIMEOUT, Ranks, as_ranks
@@ -127,13 +128,19 @@ class OnlineQuantizer:
         self._plans = {plan.name: plan for plan in self._decisions.layers if plan.view.slots}
         plain = self._tied_weights()
         layers = {name: plan.view for name, plan in self._plans.items()}
-        self._router = Router(model, layers, request.names, plain=plain, ignore=ignore)
+        elsewhere = {
+            name: frozenset(plan.placement.experts) - frozenset(plan.placement.own_experts)
+            for name, plan in self._plans.items()
+            if plan.placement
+        }
+        self._router = Router(model, layers, request.names, plain=plain, ignore=ignore, elsewhere=elsewhere)
         self._pending = {
             name: PendingLayer(plan)
             for name, plan in self._plans.items()
             if not any(slot.name in plain for slot in plan.view.slots)
         }
-        self._others = OtherTensors(holders_of(model), self._router.others, self._device)
+        cuts = bias_cuts(self._plans.values())
+        self._others = OtherTensors(holders_of(model), self._router.others, self._device, cuts)
         self._sources: dict[str, str] = {}
         self._done: dict[str, str] = {}
         self._deferred: dict[str, LayerPlan] = {}
@@ -318,7 +325,9 @@ class OnlineQuantizer:
             slot = pending.plan.view.slots[address.slot]
             with self._lock:
                 place = pending.buffers.view(slot, address, piece, self._stager.allocate)
-        staged = self._stager.bring(piece, place)
+        turned = piece.dim() > 1 and piece.stride(-1) != 1 and piece.stride(-2) == 1
+        # Memory is copied in the order in which it lies: turning it is left to the conversion.
+        staged = self._stager.bring(piece.mT).mT if turned else self._stager.bring(piece, place)
         with self._lock:
             if layer in self._done:
                 raise LoadError(f"{name}: late tensor: {layer} was complete with {self._done[layer]}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from small_models import PACKED, Engine
+from small_models import PACKED, Engine, state
 from thread_ranks import ThreadRanks, results, run_ranks
 from torch import nn
 
@@ -311,15 +311,77 @@ def test_plan_of_gpt_oss_keeps_its_mxfp4_experts() -> None:
     assert any("model.layers.0.mlp.router" in warning for warning in plan.warnings)
 
 
-def test_plan_of_llama_4_keeps_experts_stored_input_side_first() -> None:
+def test_plan_of_gpt_oss_from_unquantized_weights() -> None:
+    config = transformers.GptOssConfig()
+    recipe = {**PTPC, "exclude_layer": ["lm_head", "*.router"], "layer_quant_config": {"*experts": "mxfp4"}}
+    plan = plan_model(meta("GptOssForCausalLM", config), request(recipe))
+    experts = [module for module in plan.changed if module.name.endswith("mlp.experts")]
+    assert len(experts) == config.num_hidden_layers
+    sides = config.num_local_experts * 3 * config.hidden_size * config.intermediate_size
+    assert {module.nbytes("bfloat16") for module in experts} == {(2 * sides, sides * 17 // 32)}
+    assert len(plan.changed) == 5 * config.num_hidden_layers
+    assert not plan.warnings
+
+
+def test_plan_of_llama_4() -> None:
     config = transformers.Llama4TextConfig(num_hidden_layers=4, num_local_experts=16, interleave_moe_layer_step=2)
     recipe = {"global_quant_config": "ptpc_fp8", "exclude_layer": ["lm_head", "*.router"]}
     plan = plan_model(meta("Llama4ForCausalLM", config), request(recipe))
-    experts = [module for module in plan.modules if module.name.endswith("feed_forward.experts")]
+    experts = [module for module in plan.changed if module.name.endswith("feed_forward.experts")]
     assert len(experts) == len(config.moe_layers) > 0
-    for module in experts:
-        assert module.decision.why is Why.UNSUPPORTED
-        assert "[expert, input, output]" in module.decision.reason
+    hidden, inner = config.hidden_size, config.intermediate_size
+    values, rows = 16 * 3 * hidden * inner, 16 * (2 * inner + hidden)
+    assert {module.nbytes("bfloat16") for module in experts} == {(2 * values, values + 4 * rows)}
     shared = [module for module in plan.changed if ".shared_expert." in module.name]
     assert len(shared) == 3 * len(experts)
     assert not any(module.name.endswith("router") for module in plan.changed)
+
+
+SMALL_TRANSPOSED: dict[str, dict[str, object]] = {
+    "GptOss": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 64,
+        "num_hidden_layers": 24,
+    },
+    "Llama4": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 64,
+        "num_hidden_layers": 48,
+        "pad_token_id": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("family", SMALL_TRANSPOSED)
+def test_trees_with_transposed_experts(family: str) -> None:
+    """All layers of gpt-oss 20B and of Llama 4 Maverick, small sides: streamed and in memory alike."""
+    kind = {"GptOss": "GptOssConfig", "Llama4": "Llama4TextConfig"}[family]
+    config = getattr(transformers, kind)(**SMALL_TRANSPOSED[family])
+    recipe = request({"global_quant_config": "mxfp4", "exclude_layer": ["lm_head", "*.router"]})
+    empty = meta(f"{family}ForCausalLM", config)
+    model = meta(f"{family}ForCausalLM", config).to_empty(device="cpu")
+    fill(model)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = quantize_model(model, recipe, write_report=False)
+    experts = [layer for layer in report.layers if layer.layer.endswith(".experts")]
+    assert len(experts) == len(getattr(config, "moe_layers", range(config.num_hidden_layers)))
+    assert {layer.shapes for layer in experts} == {((4, 192, 64), (4, 64, 96))}
+    with OnlineQuantizer(empty, recipe, write_report=False) as quantizer:
+        quantizer.load_all(tensors.items())
+    assert quantizer.report.num_layers == report.num_layers
+    streamed = state(empty)
+    for name, tensor in state(model).items():
+        if "inv_freq" not in name:  # not in a checkpoint: left on meta
+            assert torch.equal(streamed[name], tensor), name
