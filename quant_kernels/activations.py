@@ -26,7 +26,8 @@ NVFP4: Final = "nvfp4:dynamic"
 ACTIVATIONS: Final = (PER_TOKEN, PER_TENSOR, GROUP_128, MXFP8, MXFP4, NVFP4)
 """What an activation may be, in the words of the documents."""
 
-_GROUPS: Final = {PER_TOKEN: 1, PER_TENSOR: 1, GROUP_128: 128, MXFP8: 32, MXFP4: 32, NVFP4: 16}
+# The last group of 128 may be shorter, as the last block of a per-block weight may be.
+_GROUPS: Final = {PER_TOKEN: 1, PER_TENSOR: 1, GROUP_128: 1, MXFP8: 32, MXFP4: 32, NVFP4: 16}
 
 
 def activation_word(key: QuantKey | None) -> str:
@@ -85,7 +86,10 @@ def round_activation(x: Tensor, word: str) -> Tensor:
         return x
     x = x.contiguous()
     if word == GROUP_128:
-        return _round(x.view(-1, 128), "ptpc_fp8").view(x.shape)
+        columns = x.shape[1]
+        whole = torch.nn.functional.pad(x, (0, -columns % 128))  # zeros do not change a scale
+        rounded = _round(whole.view(-1, 128), "ptpc_fp8").view(whole.shape)
+        return rounded[:, :columns].contiguous()
     if word == PER_TENSOR:
         greatest = x.abs().amax().float().expand(x.shape[0], 1).contiguous()
         return _round(x, "ptpc_fp8", greatest)

@@ -178,6 +178,13 @@ def test_compiled_without_graph_break(device: str) -> None:
         assert torch.equal(found, wanted)
 
 
+def test_the_last_group_of_an_activation_may_be_shorter() -> None:
+    x = random(5, 200, seed=3)
+    rounded = activations.round_activation(x, activations.GROUP_128)
+    for columns in (slice(0, 128), slice(128, 200)):
+        assert torch.equal(rounded[:, columns], activations.round_activation(x[:, columns], activations.PER_TOKEN))
+
+
 def refused() -> Iterator[tuple[str, dict[str, object]]]:
     q = qk.quantize(random(48, 64), "mxfp4")
     x = random(3, 64)
@@ -193,7 +200,8 @@ def refused() -> Iterator[tuple[str, dict[str, object]]]:
     yield "activation", {"x": x, "weight": q, "activation": key("mxfp4")}
     yield "activation", {"x": x, "weight": q, "activation": key("fp8_e4m3/per_tensor:static")}
     yield "activation", {"x": x, "weight": q, "activation": key("int8/per_token:dynamic")}
-    yield "activation", {"x": x, "weight": q, "activation": key(activations.GROUP_128)}
+    ragged = {"x": random(3, 72), "weight": qk.quantize(random(48, 72), "ptpc_fp8")}
+    yield "activation", {**ragged, "activation": key(activations.MXFP8)}
     yield "weight.shape", {"x": x, "weight": qk.QuantizedTensor(q.data, q.scale, q.key, (48, 32))}
 
 
