@@ -22,6 +22,7 @@ from quant_kernels.loading.model_report import (
     write_and_log,
 )
 from quant_kernels.loading.modules import VIEWS, LayerView, ModuleView, find_layers
+from quant_kernels.loading.order import in_name_order
 from quant_kernels.loading.parallel import ShardPlace
 from quant_kernels.loading.placement import place_layers
 from quant_kernels.loading.sources import read_slot, stored_scales
@@ -110,7 +111,7 @@ def quantize_model(  # noqa: PLR0913  (each changes one thing about the job)
     before, sources, kept = tensor_nbytes(model), source_words(decisions), kept_nbytes(decisions)
     converter = LayerConverter(ranks, options, len(decisions.changed), tied_keys(decisions))
     device = decisions.changed[0].view.slots[0].tensor.device
-    elapsed = _convert_all(decisions, converter, work)
+    elapsed = _convert_all(decisions, ranks, converter, work)
     part = RankPart(
         records=tuple(converter.records),
         kept=kept,
@@ -192,7 +193,7 @@ def settle_layers(
     def settle() -> list[tuple[str, str]]:
         found = decide(layers, with_experts(config, layers), placements, ties, policy)
         made.append(attrs.evolve(found, config=config))
-        return [(layer.name, str(layer.decision.config.weight)) for layer in found.changed]
+        return sorted((layer.name, str(layer.decision.config.weight)) for layer in found.changed)
 
     answers = together(ranks, "deciding about the layers", settle)
     for rank, answer in enumerate(answers):
@@ -281,18 +282,22 @@ def _read_all(decisions: ModelDecisions, work: dict[str, list[SlotWork]]) -> Non
         work[layer.name] = work_of(layer)
 
 
-def _convert_all(decisions: ModelDecisions, converter: LayerConverter, work: dict[str, list[SlotWork]]) -> float:
+def _convert_all(
+    decisions: ModelDecisions, ranks: Ranks, converter: LayerConverter, work: dict[str, list[SlotWork]]
+) -> float:
     """Convert every layer; return the seconds that it took.
 
-    A rank that fails takes part in the next exchange of the schedule, where all ranks learn of it and raise.
+    Several ranks come to the layers in the order of their names, whatever the order of their modules. A rank that fails
+    takes part in the next exchange of that schedule, where all ranks learn of it and raise.
     """
+    layers = decisions.changed if ranks.size == 1 else tuple(in_name_order(decisions.changed))
     started = time.perf_counter()
-    for index, layer in enumerate(decisions.changed):
+    for index, layer in enumerate(layers):
         works = work.pop(layer.name)
         try:
             converter.convert(layer, works)
         except Exception:
-            after = decisions.changed[index + 1 :]
+            after = layers[index + 1 :]
             converter.tell_others(after, [work[each.name] for each in after])
             raise
         del works

@@ -111,16 +111,21 @@ def merged_report(
     parts = [each[0] for each in answers]
     request = _request(decisions)
     names = [layer.name for layer in decisions.layers]
+    at = {name: index for index, name in enumerate(parts[0].sources)}
+    weighty = (layer for layer in decisions.layers if layer.view.slots)
+    ordered = sorted(weighty, key=lambda layer: at.get(layer.name, len(at)))
     by_rank = [{record.layer: record for record in each.records} for each in parts]
-    layers = [_layer(layer, [each.get(layer.name) for each in by_rank], parts, request) for layer in decisions.changed]
+    layers = [
+        _layer(layer, [each.get(layer.name) for each in by_rank], parts, request)
+        for layer in ordered
+        if layer.target is not None
+    ]
     return QuantReport(
         model=model,
         online_quant_config=request,
         elapsed_seconds=max(each.elapsed_seconds for each in parts),
         layers=tuple(layers),
-        kept=tuple(
-            _kept(layer, parts, request) for layer in decisions.layers if layer.target is None and layer.view.slots
-        ),
+        kept=tuple(_kept(layer, parts, request) for layer in ordered if layer.target is None),
         unmatched=tuple(
             UnmatchedEntry(entry.text, entry.path, nearest_names(entry.text, names))
             for entry in decisions.plan.unmatched

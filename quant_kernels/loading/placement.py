@@ -100,7 +100,7 @@ def place_layers(
             raise LoadError(message)
     everyone = [told for _, told in answers]
     _compare_names(everyone)
-    return {name: _placement(name, [each[name] for each in everyone], ranks.rank) for name in everyone[0]}
+    return {name: _placement(name, [each[name] for each in everyone], ranks.rank) for name in everyone[ranks.rank]}
 
 
 def style_of(view: LayerView, given: Mapping[str, str], size: int) -> Style:
@@ -182,12 +182,12 @@ def _ids_in_names(view: LayerView) -> tuple[int, ...]:
 
 
 def _compare_names(everyone: list[dict[str, _Told]]) -> None:
-    first = list(everyone[0])
+    first = everyone[0]
     for rank, told in enumerate(everyone):
-        if list(told) != first:
+        if told.keys() != first.keys():
             missing = [name for name in first if name not in told]
             extra = [name for name in told if name not in first]
-            detail = f"lacks {missing[0]}" if missing else f"has {extra[0]} too" if extra else "has another order"
+            detail = f"lacks {missing[0]}" if missing else f"has {extra[0]} too"
             message = f"rank {rank} has other layers than rank 0: it {detail}"
             raise LoadError(message)
 

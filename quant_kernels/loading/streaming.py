@@ -20,6 +20,7 @@ from quant_kernels.loading.layer import LayerConverter
 from quant_kernels.loading.model import model_name, survey_model, ties_of, work_of
 from quant_kernels.loading.model_report import RankPart, kept_nbytes, merged_report, peak_bytes, write_and_log
 from quant_kernels.loading.modules import VIEWS, ModuleView
+from quant_kernels.loading.order import in_name_order
 from quant_kernels.loading.others import OtherTensors
 from quant_kernels.loading.pending import PendingLayer
 from quant_kernels.loading.sources import is_plain
@@ -170,7 +171,7 @@ class OnlineQuantizer:
 
     def _ordered(self) -> list[LayerPlan]:
         """Return the layers whose conversion takes a collective, in the order in which all ranks come to them."""
-        agreeing = [plan for plan in self._decisions.changed if self._converter.agrees(plan)]
+        agreeing = in_name_order(plan for plan in self._decisions.changed if self._converter.agrees(plan))
         return sorted(agreeing, key=lambda plan: self._is_deferred(plan.name))
 
     # -- loading ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import time
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,17 @@ if TYPE_CHECKING:
     from quant_spec.report import QuantReport
 
 STYLES = {"*qkv_proj": "column", "*o_proj": "row", "*experts": "tensor"}
-INNER, SIZES, HIDDEN, EXPERTS = 512, (512, 256, 256), 256, 2
+INNER, SIZES, HIDDEN, EXPERTS = 1024, (1024, 1024, 1024), 256, 2
 WAYS = {
-    "two": ([256, 256], [(256, 128, 128)] * 2),
-    "three, unequal": ([256, 128, 128], [(256, 128, 128), (128, 64, 64), (128, 64, 64)]),
-    "four": ([128] * 4, [(128, 64, 64)] * 4),
+    "one": ([1024], [(1024, 1024, 1024)]),
+    "two": ([512, 512], [(512, 512, 512)] * 2),
+    "three, unequal": ([512, 384, 128], [(384, 256, 512), (512, 640, 256), (128, 128, 256)]),
+    "four": ([256] * 4, [(256, 256, 256)] * 4),
+    "eight": ([128] * 8, [(128, 128, 128)] * 8),
+    "four, within blocks": (
+        [64, 320, 192, 448],
+        [(64, 192, 256), (320, 320, 256), (192, 256, 256), (448, 256, 256)],
+    ),
 }
 TARGETS = ("ptpc_fp8", "mxfp4", "mxfp8", "nvfp4", "per_block_fp8")
 
@@ -162,8 +169,8 @@ def test_models_of_all_ranks_are_pieces_of_the_whole(
 ) -> None:
     answers = quantize_ranks(original, way, target)
     assert_pieces([model for model, _, _ in answers], whole[target], *WAYS[way])
-    fused_off_grid = target == "per_block_fp8" and way != "two"
-    assert answers[0][1].num_layers == (2 if fused_off_grid else 3)
+    fused_off_grid = target == "per_block_fp8" and "within" in way
+    assert answers[0][1].num_layers == (1 if fused_off_grid else 3)
     if fused_off_grid:
         kept = {layer.layer: layer.reason for layer in answers[0][1].kept}
         assert "cannot share blocks of 128 rows" in kept["model.layers.0.self_attn.qkv_proj"]
@@ -214,12 +221,63 @@ def test_whole_fused_tensors_are_cut_by_projection(original: Engine) -> None:
 def test_one_collective_a_layer_and_only_where_needed(original: Engine) -> None:
     for _, _, said in quantize_ranks(original, "two", "ptpc_fp8"):
         assert said.reductions == [
-            "model.layers.0.self_attn.o_proj: agreeing on magnitudes",
             "model.layers.0.mlp.experts: agreeing on magnitudes",
+            "model.layers.0.self_attn.o_proj: agreeing on magnitudes",
         ]
         assert said.sent_bytes == 4 * (1 + HIDDEN) + 4 * (1 + EXPERTS * HIDDEN)
     for _, _, said in quantize_ranks(original, "two", "mxfp4"):
         assert said.reductions == []
+
+
+def turned_around(model: nn.Module) -> nn.Module:
+    """Return the model with the children of every module in the opposite order."""
+    for module in list(model.modules()):
+        children = list(module._modules.items())
+        module._modules.clear()
+        module._modules.update(reversed(children))
+    return model
+
+
+BLOCKS = 11
+
+
+def rows_of_many_blocks(ranks: ThreadRanks) -> nn.Module:
+    """Return a model whose layers all take a collective; its modules come in another order on every other rank."""
+    model = nn.ModuleDict({"lm_head": Row(64), "layers": nn.ModuleList(Row(64) for _ in range(BLOCKS))})
+    return turned_around(model) if ranks.rank % 2 else model
+
+
+def names_of_many_blocks() -> list[str]:
+    holders = [*(f"layers.{block}" for block in range(BLOCKS)), "lm_head"]
+    return [f"{holder}.down_proj" for holder in holders]
+
+
+def test_collectives_come_in_the_order_of_names() -> None:
+    def work(ranks: ThreadRanks) -> list[str]:
+        model = filled(rows_of_many_blocks(ranks))
+        report = quantize_model(model, {"global_quant_config": "ptpc_fp8"}, group=ranks, write_report=False)
+        return [ranks.reductions, [layer.layer for layer in report.layers]]
+
+    answers = results(run_ranks(3, work))
+    for reductions, reported in answers:
+        assert reductions == [f"{name}: agreeing on magnitudes" for name in names_of_many_blocks()]
+        assert reported == answers[0][1]
+
+
+def test_collectives_come_in_the_order_of_names_whatever_arrives_first() -> None:
+    whole = torch.ones(64, 192, dtype=torch.bfloat16)
+
+    def work(ranks: ThreadRanks) -> list[str]:
+        model = rows_of_many_blocks(ranks).to("meta")
+        shapes = {name: (64, 192) if "down" in name else (64, 64) for name, _ in model.named_parameters()}
+        names = list(shapes)
+        random.Random(ranks.rank).shuffle(names)  # noqa: S311  (an order, no secret)
+        with OnlineQuantizer(model, {"global_quant_config": "ptpc_fp8"}, group=ranks, write_report=False) as quantizer:
+            quantizer.load_all((name, whole[:, : shapes[name][1]]) for name in names)
+        return ranks.reductions
+
+    for reductions in results(run_ranks(3, work)):
+        assert reductions == [f"{name}: agreeing on magnitudes" for name in names_of_many_blocks()]
 
 
 def test_report_is_merged_over_ranks(original: Engine, whole: dict[str, Engine], tmp_path: Path, root: Path) -> None:
@@ -372,8 +430,8 @@ def test_loader_that_raises_on_one_rank_is_an_error_on_all(original: Engine) -> 
 
 
 def test_waiting_layer_counts_towards_the_budget(original: Engine) -> None:
-    """The experts are complete, but every rank converts o_proj first, and its tensor does not come."""
-    tensors = [pair for pair in checkpoint(original) if "experts" in pair[0]]
+    """o_proj is complete, but every rank converts the experts first, and their tensors do not come."""
+    tensors = [pair for pair in checkpoint(original) if "o_proj.weight" in pair[0]]
     tensors += [(name, tensor) for name, tensor in checkpoint(original) if "q_proj" in name]
 
     def work(ranks: ThreadRanks) -> object:
@@ -386,7 +444,7 @@ def test_waiting_layer_counts_towards_the_budget(original: Engine) -> None:
 
     for text in failing_ranks(2, work):
         assert "staging budget of 1,000 bytes exceeded" in text
-        assert "model.layers.0.mlp.experts (" in text
+        assert "model.layers.0.self_attn.o_proj (" in text
 
 
 # -- expert parallel --------------------------------------------------------------------------------------------------
