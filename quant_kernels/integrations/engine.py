@@ -37,6 +37,8 @@ from quant_kernels.loading.sources import SECOND_SUFFIX
 from quant_kernels.loading.weights import ConversionOptions
 from quant_kernels.quantized import QuantizedTensor
 from quant_spec import LayerQuantConfig, LoadError, ModuleInfo, QuantizationConfig
+from quant_spec.errors import nearest
+from quant_spec.layer_config import UNQUANTIZED
 from quant_spec.report import check_report_folder
 
 if TYPE_CHECKING:
@@ -229,12 +231,10 @@ class EngineQuantizer:
         if not name:
             return False
         job = self._settled()
-        plan = job.plans.get(name)
-        if plan is None:
-            message = f"{name}: no module of this name was added"
-            raise LoadError(message)
+        self._check_known(name)
         if name not in job.waiting:
             return False
+        plan = job.plans[name]
         missing = [slot.name for slot in plan.view.slots if slot.tensor.device.type == "meta"]
         if missing:
             message = f"{missing[0]}: on meta, without values; load it before it is converted"
@@ -253,11 +253,9 @@ class EngineQuantizer:
         Raises:
             ResolveError, PlanError, LoadError: as for `convert`, which settles it too.
         """
+        self._check_known(name)
         plan = self._settled().plans.get(name)
-        if plan is None:
-            message = f"{name}: no module of this name was added"
-            raise LoadError(message)
-        return plan.decision.config
+        return UNQUANTIZED if plan is None else plan.decision.config
 
     def weights(self, name: str) -> dict[str, QuantizedTensor]:
         """Return the codes and scales of a converted module by parameter name; empty if it is kept or still waits."""
@@ -277,6 +275,13 @@ class EngineQuantizer:
             ResolveError, PlanError, LoadError: as for `convert`, which settles it too.
         """
         return tuple(self._settled().waiting)
+
+    def _check_known(self, name: str) -> None:
+        if name not in self._modules:
+            near = nearest(name, list(self._modules))
+            hint = f"; did you mean {near!r}?" if near else ""
+            message = f"{name}: no module of this name was added{hint}"
+            raise LoadError(message)
 
     def _refuse_late(self, what: str) -> None:
         if self._job is not None:

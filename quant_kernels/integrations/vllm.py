@@ -77,8 +77,13 @@ class QuantSpecConfig(VllmQuantizationConfig):
         Args:
             request: an `online_quant_config`, or an object of `targets`.
             checkpoint: the `quantization_config` of the checkpoint.
+
+        Raises:
+            ConfigError: with every defect of the request.
         """
         super().__init__()
+        if request is not None:
+            QuantizationConfig.from_online(request)  # refused where the user sees it, before any worker starts
         self.request = request
         self.checkpoint = checkpoint
         self.model = ""
@@ -149,7 +154,9 @@ class QuantSpecConfig(VllmQuantizationConfig):
 
         if self.request is not None:
             raise ConfigError(Defect("$", "two requests: --hf-overrides and --quantization-config; give one of them"))
-        self.request = request_of(given.args)
+        request = request_of(given.args)
+        QuantizationConfig.from_online(request)
+        self.request = request
 
     def maybe_update_config(
         self, model_name: str, hf_config: PretrainedConfig | None = None, revision: str | None = None
