@@ -17,10 +17,10 @@ INSTALLED := $(VENV)/.stamp-installed
 NATIVE := $(wildcard setup.py) $(shell find quant_kernels/csrc -type f \
 	\( -name '*.h' -o -name '*.cu' -o -name '*.cpp' \) 2>/dev/null)
 
-.PHONY: help setup test demo format lint types docs bench wheel ci clean
+.PHONY: help setup test test-vllm demo format lint types docs bench wheel ci clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(INSTALLED) ## create .venv, install everything, build the kernels (does nothing when up to date)
 
@@ -40,6 +40,10 @@ $(INSTALLED): $(TOOLS) pyproject.toml $(NATIVE)
 
 test: setup ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-vllm: setup ## run the plug-in inside vLLM's CPU build, in an environment of its own (3.5 GB)
+	tests/integrations/vllm/setup.sh $(VENV) $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pytest -c tests/integrations/vllm/pytest.ini tests/integrations/vllm $(PYTEST_ARGS)
 
 demo: setup ## quantize a real language model and measure it (see docs/tutorial)
 	$(BIN)/python docs/tutorial/demo $(DEMO_ARGS)
