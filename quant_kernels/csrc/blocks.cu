@@ -53,7 +53,8 @@ QK_DEVICE void tile_block(const WorkList& list) {
 #pragma unroll 1
     for (int i = 0; i < kPasses; ++i) see(load(i), i);
   } else {
-    const auto column_of = Loader::column(job, item, e, reach > 0 ? first_row : 0, reach > 0 ? k : 0);
+    const int down = reach > 0 ? thread / kLanesARow : 0, right = reach > 0 ? thread % kLanesARow * kBlockLane : 0;
+    const auto column_of = Loader::column(job, item, e, stripe * kSide, column * kSide, down, right);
     typename Loader::Raw raw[kPasses];
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) raw[i] = Loader::fetch_down(column_of, i < reach ? i * kRowsAPass : 0);

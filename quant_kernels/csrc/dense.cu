@@ -40,9 +40,9 @@ QK_DEVICE void dense_block(const WorkList& list) {
     const SquareTile<kSquarePacks> at(item, block_index(), false);
     const int reach = at.reach(item);
     if (reach == 0) return;
-    const auto column = Loader::column(job, item, at.e, at.n, at.k);
-    char* address = target(at.e, at.n, at.k);
-    const int step = static_cast<int>(item.data.stride_n) * kBytes * kSquareStep;
+    const auto column = Loader::column(job, item, at.e, at.n, at.k, at.row, at.lane_k());
+    const int stride = static_cast<int>(item.data.stride_n) * kBytes, step = stride * kSquareStep;
+    char* address = target(at.e, at.n, at.k) + (at.row * stride + at.lane_k() * kBytes);
     typename Loader::Raw raw[kSquarePacks];
 #pragma unroll
     for (int i = 0; i < kSquarePacks; ++i) raw[i] = Loader::fetch_down(column, SquareTile<kSquarePacks>::down(i, reach));

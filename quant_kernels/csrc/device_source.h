@@ -71,14 +71,17 @@ struct PlainLoader {
     return values;
   }
 
-  // What does not change down a column of packs. Steps down are of 32 bits: the host has checked that a tile is no larger.
+  // What does not change down a column of packs, from (n + down, k + across): n and k are the same for all lanes. Steps from
+  // there are of 32 bits: the host has checked that a tile is no larger.
   struct Column {
     const char* address;
     int stride;
   };
 
-  QK_DEVICE_MEMBER static Column column(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k) {
-    return {row(job, item, e, n, k).address, static_cast<int>(item.source.stride_n * kBytes)};
+  QK_DEVICE_MEMBER static Column column(const Job& job, const Item& item, int64_t e, int64_t n, int64_t k, int down,
+                                        int across) {
+    const int stride = static_cast<int>(item.source.stride_n * kBytes);
+    return {row(job, item, e, n, k).address + (down * stride + across * kBytes), stride};
   }
 
   QK_DEVICE_MEMBER static Raw fetch_down(const Column& column, int rows) {
@@ -219,18 +222,24 @@ struct EncodedLoader {
     const char* address;
     const char* scales;
     int stride, scale_stride;
-    int first;  // rows from the start of the first one's block
+    int first;  // rows from the start of the tile's first block
     int shift;
     bool checked;
   };
 
-  QK_DEVICE_MEMBER static Column column(const Job&, const Item& item, int64_t e, int64_t n, int64_t k) {
+  QK_DEVICE_MEMBER static Column column(const Job&, const Item& item, int64_t e, int64_t n, int64_t k, int down,
+                                        int across) {
+    // One block may hold all rows or columns: a shift of 31 is then as good, and where it begins does not matter.
+    const int shift = item.row_shift < 31 ? item.row_shift : 31, shift_k = item.col_shift < 31 ? item.col_shift : 31;
     const int64_t from = n + item.offset_rows, block = from >> item.row_shift;
-    // One block may hold all rows: a shift of 31 is then as good.
-    const int shift = item.row_shift < 31 ? item.row_shift : 31;
-    return {codes(item, e, n, k), scales(item, e, block, (k + item.offset_cols) >> item.col_shift),
-            static_cast<int>(item.source.stride_n), static_cast<int>(item.source_scale.stride_n * kScaleBytes),
-            item.row_shift < 31 ? static_cast<int>(from - (block << shift)) : 0, shift, item.bad != nullptr};
+    const int64_t from_k = k + item.offset_cols, block_k = from_k >> item.col_shift;
+    const int first = item.row_shift < 31 ? static_cast<int>(from - (block << shift)) : 0;
+    const int first_k = item.col_shift < 31 ? static_cast<int>(from_k - (block_k << shift_k)) : 0;
+    const int stride = static_cast<int>(item.source.stride_n);
+    const int scale_across = static_cast<int>(item.source_scale.stride_k * kScaleBytes);
+    return {codes(item, e, n, k) + (down * stride + across / kPerByte),
+            scales(item, e, block, block_k) + ((first_k + across) >> shift_k) * scale_across, stride,
+            static_cast<int>(item.source_scale.stride_n * kScaleBytes), first + down, shift, item.bad != nullptr};
   }
 
   QK_DEVICE_MEMBER static Raw fetch_down(const Column& column, int rows) {

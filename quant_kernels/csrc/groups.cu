@@ -12,11 +12,12 @@ namespace {
 template <Target target>
 constexpr int kCodeWords = target == kMxfp8 ? 2 : 1;
 
+// `own`: the scale is that of the group's own greatest magnitude.
 template <Target target, class Values>
-QK_DEVICE void encode_group(const Values& values, uint32_t amax, uint32_t scale_code, float step,
+QK_DEVICE void encode_group(const Values& values, uint32_t amax, uint32_t scale_code, float step, bool own,
                             uint32_t (&codes)[kCodeWords<target>]) {
   if constexpr (target == kMxfp4) {
-    codes[0] = pack_e2m1(values, scale_code);
+    codes[0] = pack_e2m1(values, scale_code, own);
   } else if constexpr (target == kMxfp8) {
     const float factor = inverse_e8m0(scale_code);
     for (int i = 0; i < 2; ++i) {
@@ -76,34 +77,40 @@ QK_DEVICE void flat_block(const WorkList& list, LaneSums& sums) {
   using Values = typename Loader::Values;
   const Job& job = list.job;
   const Item& item = item_of_tile(list, block_index());
-  const int64_t first = (block_index() - item.first_tile) * (kFlatElements / kTileLane) + thread_index();
-  const int64_t packs = item.k / kTileLane - first;
-  const int reach = packs < kFlatPacks * kTileThreads ? static_cast<int>(packs) : kFlatPacks * kTileThreads;
+  const int thread = thread_index(), lane = thread % 32, ahead = thread / 32 * (32 * kFlatPacks) + lane;
+  const int64_t begin = (block_index() - item.first_tile) * (kFlatElements / kTileLane);  // in packs
+  const int64_t packs = item.k / kTileLane - begin;
+  const int reach = (packs < kFlatPacks * kTileThreads ? static_cast<int>(packs) : kFlatPacks * kTileThreads) - ahead;
   const uint32_t rounding = scale_rounding_bits(job.rounding, target == kMxfp4 ? 4 : 8);
-  const auto source = Loader::row(job, item, 0, 0, first * kTileLane);
-  uint8_t* data = static_cast<uint8_t*>(item.data.data) + first * kCodeBytes<target>;
-  uint8_t* scales = static_cast<uint8_t*>(item.scale.data) + first / 4;
+  auto source = Loader::row(job, item, 0, 0, begin * kTileLane);
+  source.address += ahead * (kTileLane * Loader::kBytes);
+  uint8_t* data = static_cast<uint8_t*>(item.data.data) + begin * kCodeBytes<target> + ahead * kCodeBytes<target>;
 
   Values held[kFlatPacks];
 #pragma unroll
   for (int i = 0; i < kFlatPacks; ++i) {
-    held[i] = i * kTileThreads < reach ? Loader::fetch(source, i * kTileThreads * kTileLane) : Loader::nothing();
+    held[i] = i * 32 < reach ? Loader::fetch(source, i * 32 * kTileLane) : Loader::nothing();
   }
+  uint32_t scale_codes = 0;
 #pragma unroll
   for (int i = 0; i < kFlatPacks; ++i) {
     const uint32_t amax = group_amax<32>(held[i]);
-    if (i * kTileThreads >= reach) continue;
     const uint32_t scale_code = e8m0_of_amax(amax, rounding, target == kMxfp4 ? 2u : 8u);
-    if (thread_index() % 4 == 0) {
-      if (item.bad != nullptr && amax >= kInfinity) {
-        check_amax(item, amax, divide(first + i * kTileThreads, item.scale_k * 4));
-      }
-      scales[i * (kTileThreads / 4)] = static_cast<uint8_t>(scale_code);
+    scale_codes |= scale_code << (8 * i);
+    if (i * 32 >= reach) continue;
+    if (item.bad != nullptr && lane % 4 == 0 && amax >= kInfinity) {
+      check_amax(item, amax, divide(begin + ahead + i * 32, item.scale_k * 4));
     }
     uint32_t codes[kCodeWords<target>];
-    encode_group<target>(held[i], amax, scale_code, 0.0f, codes);
-    store_codes(data + i * kTileThreads * kCodeBytes<target>, codes, true, 0);
+    encode_group<target>(held[i], amax, scale_code, 0.0f, true, codes);
+    store_codes(data + i * 32 * kCodeBytes<target>, codes, true, 0);
     if constexpr (measured) add_group_errors<target>(sums, held[i], codes, decode_e8m0(scale_code));
+  }
+  // Lane l stores scale l of its 32 lanes: that of pack l / 8 of lane 4 (l % 8).
+  static_assert(kFlatPacks == 4);
+  const uint32_t four = shuffle(scale_codes, lane % 8 * 4);
+  if (thread < packs / 4) {
+    static_cast<uint8_t*>(item.scale.data)[begin / 4 + thread] = static_cast<uint8_t>(four >> (lane / 8 * 8));
   }
 }
 
@@ -120,46 +127,52 @@ QK_DEVICE void square_block(const WorkList& list) {
   const SquareTile<kPacks> at(item, block_index(), cdna);
   const uint32_t rounding = scale_rounding_bits(job.rounding, target == kMxfp4 ? 4 : 8);
   const int reach = at.reach(item);
-  const auto column = Loader::column(job, item, at.e, reach > 0 ? at.n : 0, reach > 0 ? at.k : 0);
+  // A lane without packs reads the tile's first: loads need no condition.
+  const int down = reach > 0 ? at.row : 0, right = reach > 0 ? at.lane_k() : 0;
+  const auto column = Loader::column(job, item, at.e, at.n, at.k, down, right);
 
   typename Loader::Raw raw[kPacks];
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) raw[i] = Loader::fetch_down(column, SquareTile<kPacks>::down(i, reach));
-  const int64_t width = item.k * kCodeBytes<target> / kTileLane, place_k = at.k * kCodeBytes<target> / kTileLane;
-  uint8_t* data = place<uint8_t>(item.data, at.e, cdna ? 0 : at.n, cdna ? 0 : place_k);
-  if constexpr (cdna) data += cdna_weight_offset(at.n, place_k, width);
-  uint8_t* scales = place<uint8_t>(item.scale, at.e, cdna ? 0 : at.n, cdna ? 0 : at.k / 32);
-  const int data_step = static_cast<int>(item.data.stride_n) * kSquareStep;
-  const int scale_step = static_cast<int>(item.scale.stride_n) * kSquareStep;
+  // Tiles begin at multiples of both orders' own tiles, so that a lane's offset from there does not depend on where that is.
+  const int width = static_cast<int>(item.data.stride_n), scale_width = static_cast<int>(item.scale.stride_n);
+  const int place_k = right * kCodeBytes<target> / kTileLane;
+  uint8_t* data = place<uint8_t>(item.data, at.e, at.n, cdna ? 0 : at.k * kCodeBytes<target> / kTileLane);
+  if constexpr (cdna) {
+    data += at.k * kCodeBytes<target> / kTileLane * 16 + cdna_lane_offset(down, place_k, width);
+  } else {
+    data += down * width + place_k;
+  }
+  uint8_t* scales = cdna ? nullptr : place<uint8_t>(item.scale, at.e, at.n, at.k / 32) + (down * scale_width + right / 32);
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     const Values values = Loader::decode(raw[i]);
     uint32_t amax = group_amax<32>(values);
     if (i >= reach) continue;
-    const int64_t n = at.n + kSquareStep * i;
-    const bool first = at.pack % 4 == 0;
-    if (first) check_amax(item, amax, at.e * item.n + n);
-    if (item.amax.data != nullptr) amax = given_amax(item, at.e, n, at.k / 32);
+    const int row = at.row + kSquareStep * i;
+    const bool first = at.pack % 4 == 0, own = item.amax.data == nullptr;
+    if (first) check_amax(item, amax, at.e * item.n + at.n + row);
+    if (!own) amax = given_amax(item, at.e, at.n + row, (at.k + right) / 32);
     const uint32_t scale_code = e8m0_of_amax(amax, rounding, target == kMxfp4 ? 2u : 8u);
     if (first) {
       uint8_t* address =
-          cdna ? staged + cdna_scale_offset(at.row + kSquareStep * i, at.pack / 4, 8) : scales + i * scale_step;
+          cdna ? staged + cdna_scale_offset(row, at.pack / 4, 8) : scales + i * kSquareStep * scale_width;
       *address = static_cast<uint8_t>(scale_code);
     }
     uint32_t codes[kCodeWords<target>];
-    encode_group<target>(values, amax, scale_code, 0.0f, codes);
+    encode_group<target>(values, amax, scale_code, 0.0f, own, codes);
     // A lane's rows are 8 apart and its first is among the first 8 of a run of 16.
-    store_codes(data + (cdna ? i / 2 * 16 * static_cast<int>(width) + i % 2 * 128 : i * data_step), codes, true, 0);
+    store_codes(data + (cdna ? i / 2 * 16 * width + i % 2 * 128 : i * kSquareStep * width), codes, true, 0);
   }
   if constexpr (cdna) {
     barrier();
     const int thread = thread_index();
-    scales += cdna_scale_offset(at.stripe * at.kRows, at.column * 8, item.scale_k);
-    if (at.stripe * at.kRows + at.kRows <= item.n && at.column * kSquareColumns + kSquareColumns <= item.k) {
+    scales = place<uint8_t>(item.scale, at.e, at.n, 0) + at.k;  // 8 groups of 32 rows: 256 bytes
+    if (at.n + at.kRows <= item.n && at.k + kSquareColumns <= item.k) {
       if (thread < kScales / 4) store_once(scales + 4 * thread, Words1{{shared[thread]}});
     } else {
       const int each = thread / 8, group = thread % 8;
-      if (at.stripe * at.kRows + each < item.n && at.column * kSquareColumns + group * 32 < item.k) {
+      if (at.n + each < item.n && at.k + group * 32 < item.k) {
         scales[cdna_scale_offset(each, group, 8)] = staged[cdna_scale_offset(each, group, 8)];
       }
     }
@@ -218,7 +231,7 @@ QK_DEVICE void rows_of_groups_block(const WorkList& list, LaneSums& sums) {
         *address = static_cast<uint8_t>(scale_code);
       }
       uint32_t codes[kCodeWords<target>];
-      encode_group<target>(values, amax, scale_code, step, codes);
+      encode_group<target>(values, amax, scale_code, step, false, codes);
       store_group_codes<target>(job, item, start.e, at, codes, !Loader::kCareful || item.aligned);
       if constexpr (measured) add_group_errors<target>(sums, values, codes, step);
     }

@@ -13,6 +13,11 @@ QK_FN int64_t cdna_weight_offset(int64_t row, int64_t column, int64_t width) {
                               ((k & 16) << 4) + ((n & 15) << 4) + (k & 15));
 }
 
+// The same within 32 bits, for a place in the first rows of a matrix whose rows are less than 2^22 bytes.
+QK_FN int cdna_lane_offset(int row, int column, int width) {
+  return (row & ~15) * width + ((column & ~31) << 4) + ((column & 16) << 4) + ((row & 15) << 4) + (column & 15);
+}
+
 // Offset of scale (row, group) of a padded [.., width] matrix of E8M0 scales in CDNA order: tiles of 32 rows x 8 groups.
 QK_FN int64_t cdna_scale_offset(int64_t row, int64_t group, int64_t width) {
   const uint64_t n = static_cast<uint64_t>(row), k = static_cast<uint64_t>(group);

@@ -77,8 +77,10 @@ const char* launch_tensor_amax(WorkList& list, int64_t stream) {
 }
 
 const char* launch_padding(WorkList& list, int64_t stream) {
-  const int64_t tiles = number_tiles(
-      list, [](const Item& item) { return ceil_div(item.e * item.scale_n * item.scale_k / 4, kMatrixThreads); });
+  const int64_t tiles = number_tiles(list, [](const Item& item) {
+    const bool padded = item.scale_n != item.n || item.scale_k * 32 != item.k;
+    return padded ? ceil_div(item.e * item.scale_n * item.scale_k / 4, kMatrixThreads) : 0;
+  });
   return start(padding_kernel, tiles, kMatrixThreads, list, stream);
 }
 

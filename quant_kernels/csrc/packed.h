@@ -191,7 +191,7 @@ QK_DEVICE void unpack_e2m1(uint32_t codes, float* values) {
 
 // ---- e2m1 -------------------------------------------------------------------------------------------------------
 
-// Codes of 8 values / 2^(byte - 127), the first in the lowest nibble.
+// Codes of 8 values / 2^(byte - 127), the first in the lowest nibble. Any byte will do.
 template <Element element>
 QK_DEVICE uint32_t pack_e2m1(const Pack<element, 8>& pack, uint32_t byte) {
 #if defined(QK_PACKED_E2M1)
@@ -218,6 +218,15 @@ QK_DEVICE uint32_t pack_e2m1(const Pack<element, 8>& pack, uint32_t byte) {
   for (int i = 0; i < 8; ++i) word |= encode_e2m1(pack.value(i) * factor) << (4 * i);
 #endif
   return word;
+}
+
+// The same; `own` says that the byte is that of the group's own greatest magnitude.
+template <Element element>
+QK_DEVICE uint32_t pack_e2m1(const Pack<element, 8>& pack, uint32_t byte, [[maybe_unused]] bool own) {
+#if defined(QK_PACKED_E2M1)
+  if (own && ramps_cover<element>(byte)) return pack_e2m1_ramps<element>(pack.w, byte);
+#endif
+  return pack_e2m1(pack, byte);
 }
 
 }  // namespace qk

@@ -123,6 +123,11 @@ QK_DEVICE uint32_t shuffle_xor(uint32_t value, int distance) {
   const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
   return static_cast<uint32_t>(__builtin_amdgcn_ds_bpermute((lane ^ distance) << 2, static_cast<int>(value)));
 }
+// The value of lane `source` of the same 32 lanes.
+QK_DEVICE uint32_t shuffle(uint32_t value, int source) {
+  const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
+  return static_cast<uint32_t>(__builtin_amdgcn_ds_bpermute(((lane & ~31) | source) << 2, static_cast<int>(value)));
+}
 #elif defined(QK_HIP)
 QK_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 QK_DEVICE int64_t block_index() { return static_cast<int64_t>(blockIdx.x); }
@@ -130,16 +135,21 @@ QK_DEVICE void barrier() { __syncthreads(); }
 QK_DEVICE uint32_t shuffle_xor(uint32_t value, int distance) {
   return static_cast<uint32_t>(__shfl_xor(static_cast<int>(value), distance));
 }
+QK_DEVICE uint32_t shuffle(uint32_t value, int source) {
+  return static_cast<uint32_t>(__shfl(static_cast<int>(value), source, 32));
+}
 #elif defined(QK_CUDA)
 QK_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 QK_DEVICE int64_t block_index() { return static_cast<int64_t>(blockIdx.x); }
 QK_DEVICE void barrier() { __syncthreads(); }
 QK_DEVICE uint32_t shuffle_xor(uint32_t value, int distance) { return __shfl_xor_sync(0xffffffffu, value, distance); }
+QK_DEVICE uint32_t shuffle(uint32_t value, int source) { return __shfl_sync(0xffffffffu, value, source); }
 #else
 int thread_index();
 int64_t block_index();
 void barrier();
 uint32_t shuffle_xor(uint32_t value, int distance);
+uint32_t shuffle(uint32_t value, int source);
 #endif
 
 // ---- memory -----------------------------------------------------------------------------------------------------

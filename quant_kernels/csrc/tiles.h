@@ -11,8 +11,8 @@ constexpr int kTileLane = 8;
 constexpr int kTilePacks = 4;  // packs of a lane: independent loads in flight
 constexpr int64_t kTileElements = int64_t{kTileThreads} * kTileLane * kTilePacks;
 
-// Blocks of kernels that need no place at all take more.
-constexpr int kFlatPacks = 8;
+// Blocks of kernels that need no place at all: 32 lanes take 1,024 elements side by side, whose 32 scales are a sector.
+constexpr int kFlatPacks = 4;
 constexpr int64_t kFlatElements = int64_t{kTileThreads} * kTileLane * kFlatPacks;
 
 QK_FN int64_t tiles_a_matrix(const Item& item) { return (item.n * item.k + kTileElements - 1) / kTileElements; }
@@ -59,8 +59,8 @@ constexpr int kSquareColumns = 256, kSquareStep = 8, kSquarePacks = 8, kCdnaPack
 template <int packs>
 struct SquareTile {
   static constexpr int kRows = packs * kSquareStep;
-  int64_t e, n, k, stripe, column;
-  int row, pack;  // within the tile
+  int64_t e, n, k;  // where the tile begins: the same for all lanes
+  int row, pack;  // of the lane's first pack, within the tile
 
   QK_DEVICE_MEMBER SquareTile(const Item& item, int64_t tile, bool cdna) {
     const uint32_t across = static_cast<uint32_t>((item.k + kSquareColumns - 1) / kSquareColumns);
@@ -68,13 +68,14 @@ struct SquareTile {
     const uint32_t index = static_cast<uint32_t>(at.index), down = across == 1 ? index : index / across;
     const int thread = thread_index();
     e = at.e;
-    stripe = down;
-    column = index - down * across;
+    n = int64_t{down} * kRows;
+    k = int64_t{index - down * across} * kSquareColumns;
     row = cdna ? thread / 128 * 4 + thread % 32 / 8 : thread / 32;
     pack = cdna ? thread / 32 % 4 * 8 + thread % 8 : thread % 32;
-    n = stripe * kRows + row;
-    k = column * kSquareColumns + pack * kTileLane;
   }
+
+  // The lane's first column.
+  QK_DEVICE_MEMBER int lane_k() const { return pack * kTileLane; }
 
   // Row of pack `index` from the lane's first; one that does not exist is replaced by the first, so that loads need no
   // condition.
@@ -82,8 +83,8 @@ struct SquareTile {
 
   // How many of the lane's packs lie in the matrix.
   QK_DEVICE_MEMBER int reach(const Item& item) const {
-    const int64_t rows = item.n - n;
-    if (k >= item.k || rows <= 0) return 0;
+    const int64_t rows = item.n - n - row;
+    if (lane_k() >= item.k - k || rows <= 0) return 0;
     return rows >= kRows ? packs : (static_cast<int>(rows) + kSquareStep - 1) / kSquareStep;
   }
 };

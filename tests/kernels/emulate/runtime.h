@@ -171,12 +171,19 @@ int thread_index() { return emulation::current; }
 int64_t block_index() { return emulation::block; }
 void barrier() { emulation::meet_block(); }
 
-uint32_t shuffle_xor(uint32_t value, int distance) {
+// The value of the thread at a place in the block, which is one of the same wave.
+uint32_t value_of(uint32_t value, int place) {
   emulation::slots[emulation::current] = value;
   emulation::meet_wave();
-  const uint32_t found = emulation::slots[emulation::current ^ distance];
+  const uint32_t found = emulation::slots[place];
   emulation::meet_wave();
   return found;
+}
+
+uint32_t shuffle_xor(uint32_t value, int distance) { return value_of(value, emulation::current ^ distance); }
+
+uint32_t shuffle(uint32_t value, int source) {
+  return value_of(value, emulation::current / emulation::kWave * emulation::kWave + source);
 }
 
 const char* start(void (*kernel)(WorkList), int64_t tiles, int threads, const WorkList& list, int64_t) {

@@ -53,3 +53,9 @@ static inline __device__ int __shfl_xor(int value, int distance) {
   const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
   return __builtin_amdgcn_ds_bpermute((lane ^ distance) << 2, value);
 }
+
+// `source` is counted within runs of `width` lanes.
+static inline __device__ int __shfl(int value, int source, int width) {
+  const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
+  return __builtin_amdgcn_ds_bpermute(((lane & -width) | (source & (width - 1))) << 2, value);
+}
