@@ -77,17 +77,28 @@ class SelfTestReport:
         return f"{self.device}: DIFFERS from {self.against} in {listed}"
 
 
-def run(device: torch.device | str | None = None) -> SelfTestReport:
+def run(
+    device: torch.device | str | None = None, *, notify: Callable[[int, int, str], None] | None = None
+) -> SelfTestReport:
     """Compare the conversions of `device` (default: the GPU if there is one that the library serves, else the CPU).
 
     Every bf16 and fp16 pattern is quantized under every power-of-two scale (MXFP4, MXFP8) and under scales of many
     sizes (PTPC in both variants, per block, NVFP4); every code is dequantized under every scale.
+
+    Args:
+        device: what to test.
+        notify: called after each comparison with how many are done, how many there are, and its name.
     """
     if device is None:
         device = "cuda" if native_on("cuda") and torch.cuda.is_available() else "cpu"
     found = torch.device(device)
     begin = time.perf_counter()
-    comparisons = [_compare(name, function, found) for name, function in (*_quantizers(), *_dequantizers())]
+    comparisons: list[Comparison] = []
+    conversions = (*_quantizers(), *_dequantizers())
+    for name, function in conversions:
+        comparisons.append(_compare(name, function, found))
+        if notify is not None:
+            notify(len(comparisons), len(conversions), name)
     known = capability(found)
     against = "plain torch" if found.type == "cpu" else "the host's integer arithmetic"
     seconds = time.perf_counter() - begin

@@ -10,7 +10,7 @@ import attrs
 
 from quant_spec.config import QuantizationConfig
 from quant_spec.decision import QUANTIZABLE_KINDS, Decision, ModuleInfo
-from quant_spec.errors import PlanError, nearest
+from quant_spec.errors import PlanError, nearest, shown
 from quant_spec.formats import key_nbytes
 from quant_spec.matching import Why
 from quant_spec.patterns import Pattern
@@ -20,6 +20,8 @@ ROUTER_SEGMENTS: Final = frozenset({"gate", "router", "shared_expert_gate", "wg"
 HEAD_SEGMENTS: Final = frozenset({"lm_head", "output_head", "embed_out"})
 """Last segments of the modules that give the logits."""
 DTYPE_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ON_UNMATCHED: Final = ("warn", "error")
+"""What to do about entries that fit no module: say so, or refuse before anything is touched."""
 _LISTED_NAMES: Final = 5
 
 
@@ -151,6 +153,26 @@ def plan(
     if runnable is not None:
         _check_runnable(result, runnable)
     return result
+
+
+def check_unmatched(made: ModelPlan, on_unmatched: str) -> None:
+    """Refuse a plan in which entries fit no module, if that is asked for.
+
+    Args:
+        made: the plan.
+        on_unmatched: `warn` (nothing happens: the plan's warnings name them) or `error`.
+
+    Raises:
+        PlanError: entries fit no module, each with its path and the nearest name; or the word is unknown.
+    """
+    if on_unmatched not in ON_UNMATCHED:
+        near = nearest(on_unmatched, ON_UNMATCHED)
+        hint = f"; did you mean {near!r}?" if near else ""
+        message = f"on_unmatched: found {shown(on_unmatched)}; allowed: {', '.join(ON_UNMATCHED)}{hint}"
+        raise PlanError(message)
+    if on_unmatched == "error" and made.unmatched:
+        lines = _unmatched_warnings(made.unmatched, {module.name: module.info for module in made.modules})
+        raise PlanError("\n".join(lines))
 
 
 def _survey(config: QuantizationConfig, infos: Mapping[str, ModuleInfo]) -> tuple[Counter[int], set[int]]:

@@ -71,8 +71,9 @@ def render(report: QuantReport) -> Group:
 
 
 def because(rule: str, reason: str) -> str:
-    """Return a rule and the reason for an exception to it in one phrase."""
-    return f"{reason} ({rule})" if reason and reason != rule else rule
+    """Return a rule and the reason for an exception to it in one phrase; a rule that names no entry says nothing."""
+    names_an_entry = ":" in rule
+    return f"{reason} ({rule})" if reason and names_an_entry else reason or rule
 
 
 def totals(report: QuantReport) -> str:

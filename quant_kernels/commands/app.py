@@ -10,36 +10,69 @@ import typer
 
 from quant_kernels.commands.console import refusals
 
+EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 input refused, nothing was made; 2 wrong usage; 3 self-test failed; 4 the work is done and"
+    " complete, but its report or the answer could not be written; 130 interrupted."
+)
 app: Final = typer.Typer(
     name="quant-spec",
     help="Plan, explain and carry out the quantization of checkpoints.",
-    epilog="Exit codes: 0 done, 1 input refused, 2 wrong usage, 3 self-test failed, 130 interrupted.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _examples(*lines: str) -> str:
+    """Return the end of a command's help: examples, each on a line of its own."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
 
 ModelDir = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Folder with config.json and safetensors files.")]
 Request = Annotated[
     str,
     typer.Option(
-        "--online-quant-config", metavar="JSON|FILE|-", help="The request: JSON text, a file, or - for stdin."
+        "--online-quant-config", metavar="REQUEST", help="The request: JSON text, a file, or - for standard input."
     ),
 ]
 OptionalRequest = Annotated[
     str | None,
-    typer.Option("--online-quant-config", metavar="JSON|FILE|-", help="The request; without it, the checkpoint's own."),
+    typer.Option("--online-quant-config", metavar="REQUEST", help="The request; without it, the checkpoint's own."),
 ]
 Shorthand = Annotated[
     str | None, typer.Option("--quantization", metavar="WORD", help="vLLM's shorthand beside the request.")
 ]
 Unsupported = Annotated[
-    str, typer.Option("--on-unsupported", metavar="keep|error", help="What to do with layers that cannot be converted.")
+    str,
+    typer.Option(
+        "--on-unsupported",
+        metavar="keep|error",
+        autocompletion=lambda: ["keep", "error"],
+        help="Layers that cannot be converted: keep them and warn, or refuse.",
+    ),
+]
+Unmatched = Annotated[
+    str,
+    typer.Option(
+        "--on-unmatched",
+        metavar="warn|error",
+        autocompletion=lambda: ["warn", "error"],
+        help="Entries that fit no module: warn, or refuse.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 SourceDocument = Annotated[
-    str | None, typer.Option("--source", metavar="JSON|FILE", help="The checkpoint's config below a request.")
+    str | None, typer.Option("--source", metavar="CONFIG", help="The checkpoint's config below a request.")
+]
+Document = Annotated[
+    str,
+    typer.Argument(metavar="DOCUMENT", help="A request, a quantization_config, or a config.json: text, a file, or -."),
+]
+Names = Annotated[
+    str,
+    typer.Argument(metavar="CONFIG", help="A request, a quantization_config, or a config.json: JSON text or a file."),
 ]
 
 
@@ -62,7 +95,68 @@ def _options(
     """Plan, explain and carry out the quantization of checkpoints."""
 
 
-@app.command()
+@app.command(
+    short_help="What a request makes of a checkpoint.",
+    epilog=_examples(
+        "quant-spec plan Qwen3-8B --online-quant-config recipe.json",
+        "quant-spec plan Qwen3-8B --online-quant-config recipe.json --on-unmatched error --quiet",
+        """quant-spec plan Qwen3-8B --online-quant-config '{"global_quant_config": "mxfp4"}'""",
+    ),
+)
+def plan(
+    model_dir: ModelDir,
+    request: Request,
+    quantization: Shorthand = None,
+    on_unsupported: Unsupported = "keep",
+    on_unmatched: Unmatched = "warn",
+    verbose: Annotated[bool, typer.Option("--verbose", help="One row a module, embeddings and norms too.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a request makes of a checkpoint; reads config.json and safetensors headers only."""
+    with refusals(as_json=as_json):
+        from quant_kernels.commands import plan as command
+
+        command.run_plan(
+            model_dir,
+            request,
+            quantization=quantization,
+            on_unsupported=on_unsupported,
+            on_unmatched=on_unmatched,
+            as_json=as_json,
+            verbose=verbose,
+            quiet=quiet,
+        )
+
+
+@app.command(
+    short_help="What one module becomes, why, and by which entry.",
+    epilog=_examples(
+        "quant-spec explain Qwen3-8B model.layers.0.mlp.up_proj --online-quant-config recipe.json",
+        "quant-spec explain DeepSeek-R1 model.layers.3.mlp.experts",
+    ),
+)
+def explain(
+    model_dir: ModelDir,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A module of the checkpoint.")],
+    request: OptionalRequest = None,
+    quantization: Shorthand = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what one module of a checkpoint becomes, why, and which entry decided."""
+    with refusals(as_json=as_json):
+        from quant_kernels.commands import plan as command
+
+        command.run_explain(model_dir, name, request, quantization=quantization, as_json=as_json)
+
+
+@app.command(
+    short_help="Quantize a checkpoint folder into another one.",
+    epilog=_examples(
+        "quant-spec quantize Qwen3-8B --online-quant-config recipe.json --output Qwen3-8B-quantized",
+        "quant-spec quantize Qwen3-8B --online-quant-config recipe.json --output out --measure --html",
+    ),
+)
 def quantize(
     model_dir: ModelDir,
     request: Request,
@@ -70,15 +164,33 @@ def quantize(
     report_dir: Annotated[
         Path | None, typer.Option("--report-dir", metavar="DIR", help="Folder of the report's file.")
     ] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="Write the report as an HTML page too, beside its file.")
+    ] = False,
     scale_rounding: Annotated[
         str | None,
-        typer.Option("--scale-rounding", metavar="even|floor|rceil", help="Rounding of power-of-two scales."),
+        typer.Option(
+            "--scale-rounding",
+            metavar="WORD",
+            autocompletion=lambda: ["even", "floor", "rceil"],
+            help="Rounding of power-of-two scales: even, floor or rceil; else each format's own.",
+        ),
     ] = None,
+    export_format: Annotated[
+        str,
+        typer.Option(
+            "--export-format",
+            metavar="WORD",
+            autocompletion=lambda: ["quark", "compressed-tensors"],
+            help="Whose checkpoint it becomes: quark or compressed-tensors.",
+        ),
+    ] = "quark",
     quantization: Shorthand = None,
     on_unsupported: Unsupported = "keep",
+    on_unmatched: Unmatched = "warn",
     measure: Annotated[bool, typer.Option("--measure", help="Measure each layer's signal to noise ratio.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Quantize a checkpoint folder into another one, and write a report.
 
@@ -94,75 +206,71 @@ def quantize(
             request,
             output,
             report_dir=report_dir,
+            html=html,
             scale_rounding=scale_rounding,
+            export_format=export_format,
             quantization=quantization,
             on_unsupported=on_unsupported,
+            on_unmatched=on_unmatched,
             measure=measure,
             as_json=as_json,
             quiet=quiet,
         )
 
 
-@app.command()
-def plan(
-    model_dir: ModelDir,
-    request: Request,
-    quantization: Shorthand = None,
-    on_unsupported: Unsupported = "keep",
-    verbose: Annotated[bool, typer.Option("--verbose", help="One line a module, embeddings and norms too.")] = False,
+@app.command(
+    short_help="Show a report's file again: as a table, or as an HTML page.",
+    epilog=_examples(
+        "quant-spec report online_quant_info_20260801_101500_123456789.json",
+        "quant-spec report online_quant_info_20260801_101500_123456789.json --html page.html",
+    ),
+)
+def report(
+    file: Annotated[Path, typer.Argument(metavar="REPORT", help="An online_quant_info_*.json.")],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write it as an HTML page; must not exist.")
+    ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Say what a request makes of a checkpoint; reads config.json and safetensors headers only."""
+    """Show the file of a report, of whichever job: as a table, and on request as an HTML page."""
     with refusals(as_json=as_json):
-        from quant_kernels.commands import plan as command
+        from quant_kernels.commands import report as command
 
-        command.run_plan(
-            model_dir,
-            request,
-            quantization=quantization,
-            on_unsupported=on_unsupported,
-            as_json=as_json,
-            verbose=verbose,
-        )
+        command.run(file, html=html, as_json=as_json, quiet=quiet)
 
 
-@app.command()
-def explain(
-    model_dir: ModelDir,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A module of the checkpoint.")],
-    request: OptionalRequest = None,
-    quantization: Shorthand = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say what one module of a checkpoint becomes, why, and which entry decided."""
-    with refusals(as_json=as_json):
-        from quant_kernels.commands import plan as command
-
-        command.run_explain(model_dir, name, request, quantization=quantization, as_json=as_json)
-
-
-@app.command()
+@app.command(
+    short_help="Check a document, and say what it means.",
+    epilog=_examples(
+        "quant-spec validate recipe.json",
+        "quant-spec validate recipe.json --source DeepSeek-R1/config.json",
+        """quant-spec validate '{"exclude_layers": ["lm_head"]}'""",
+    ),
+)
 def validate(
-    document: Annotated[
-        str,
-        typer.Argument(metavar="FILE|-|JSON", help="A request, a quantization_config, or a config.json."),
-    ],
+    document: Document,
     source: SourceDocument = None,
     quantization: Shorthand = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check a document and say what it means; all defects at once."""
     with refusals(as_json=as_json):
         from quant_kernels.commands import documents as command
 
-        command.run_validate(document, source=source, quantization=quantization, as_json=as_json)
+        command.run_validate(document, source=source, quantization=quantization, as_json=as_json, quiet=quiet)
 
 
-@app.command()
+@app.command(
+    short_help="The format of each module named on standard input.",
+    epilog=_examples(
+        "echo model.layers.0.mlp.up_proj | quant-spec resolve recipe.json",
+        "quant-spec resolve recipe.json --source DeepSeek-R1/config.json --json < names.txt",
+    ),
+)
 def resolve(
-    config: Annotated[
-        str, typer.Argument(metavar="FILE|JSON", help="A request, a quantization_config, or a config.json.")
-    ],
+    config: Names,
     source: SourceDocument = None,
     quantization: Shorthand = None,
     as_json: AsJson = False,
@@ -174,13 +282,17 @@ def resolve(
         command.run_resolve(config, source=source, quantization=quantization, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    short_help="What this machine and build can do.",
+    epilog=_examples("quant-spec kernels", "quant-spec kernels --self-test --quiet"),
+)
 def kernels(
     self_test: Annotated[bool, typer.Option("--self-test", help="Compare all conversions with the reference.")] = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Print what this machine and build can do."""
     with refusals(as_json=as_json):
         from quant_kernels.commands import kernels as command
 
-        command.run(self_test=self_test, as_json=as_json)
+        command.run(self_test=self_test, as_json=as_json, quiet=quiet)

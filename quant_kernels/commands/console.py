@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import textwrap
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 
 from quant_spec.documents import load_json
 from quant_spec.errors import ConfigError, Defect, QuantSpecError, shown
+from quant_spec.report import ReportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +60,8 @@ def refusals(*, as_json: bool) -> Iterator[None]:
     """
     try:
         yield
+    except ReportError as error:
+        fail(str(error), as_json=as_json, code=ExitCode.UNSAID)
     except QuantSpecError as error:
         fail(str(error), as_json=as_json, defects=error.defects if isinstance(error, ConfigError) else ())
     except KeyboardInterrupt:
@@ -70,8 +74,8 @@ def refusals(*, as_json: bool) -> Iterator[None]:
         fail("out of memory", as_json=as_json)
 
 
-def fail(message: str, *, as_json: bool, defects: tuple[Defect, ...] = ()) -> None:
-    """Print an error and leave with `ExitCode.REFUSED`."""
+def fail(message: str, *, as_json: bool, defects: tuple[Defect, ...] = (), code: ExitCode = ExitCode.REFUSED) -> None:
+    """Print an error and leave with an exit code."""
     sys.stderr.write(f"error: {printable(message)}\n")
     if as_json:
         listed = [
@@ -85,7 +89,7 @@ def fail(message: str, *, as_json: bool, defects: tuple[Defect, ...] = ()) -> No
             for defect in defects
         ]
         print_json({"error": message, "defects": listed})
-    raise typer.Exit(ExitCode.REFUSED)
+    raise typer.Exit(code)
 
 
 def printable(text: str) -> str:
@@ -104,6 +108,15 @@ def print_json(document: object) -> None:
 def print_line(text: str) -> None:
     """Print a line to standard output."""
     sys.stdout.write(f"{printable(text)}\n")
+
+
+def print_log(text: str) -> None:
+    """Print a line of the log: as one line, but on a terminal folded at words to its width, and indented below."""
+    if not sys.stdout.isatty():
+        print_line(text)
+        return
+    lines = textwrap.wrap(printable(text), console().width, subsequent_indent="  ", break_on_hyphens=False)
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def print_rich(what: RenderableType) -> None:

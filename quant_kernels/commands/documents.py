@@ -88,7 +88,7 @@ def _checkpoint_config(kind: str, document: object) -> QuantizationConfig:
     return QuantizationConfig.from_dict(found, facts=facts)
 
 
-def run_validate(given: str, *, source: str | None, quantization: str | None, as_json: bool) -> None:
+def run_validate(given: str, *, source: str | None, quantization: str | None, as_json: bool, quiet: bool) -> None:
     """Say that a document is valid and what it says in short; a refusal lists every defect."""
     read = read_config(given, "DOCUMENT", source=source, quantization=quantization)
     config = read.config
@@ -102,9 +102,11 @@ def run_validate(given: str, *, source: str | None, quantization: str | None, as
         "classes": len(config.class_specs),
         "kv_cache": None if config.kv_cache is None else str(config.kv_cache),
         "digest": config.digest(),
+        "digest_of": _digest_of(read.kind, source),
     }
     if as_json:
         print_json(summary)
+    if as_json or quiet:
         return
     print_line(f"valid {read.kind}, quant_method {config.quant_method or 'none'}")
     print_line(f"global {config.global_spec}")
@@ -112,7 +114,17 @@ def run_validate(given: str, *, source: str | None, quantization: str | None, as
         print_line(f"{entry.path}: {entry.text!r} -> {spec}")
     for entry in config.exclude_layers:
         print_line(f"{entry.path}: {entry.text!r} excluded")
-    print_line(f"digest {summary['digest']}")
+    print_line(f"digest {summary['digest']} ({summary['digest_of']})")
+
+
+def _digest_of(kind: str, source: str | None) -> str:
+    if kind != "request":
+        return f"the checkpoint's {kind}"
+    return (
+        "the request alone; a checkpoint's config comes with --source"
+        if source is None
+        else ("the request over the checkpoint's config")
+    )
 
 
 def run_resolve(given: str, *, source: str | None, quantization: str | None, as_json: bool) -> None:

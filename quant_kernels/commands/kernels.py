@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
+from typing import TYPE_CHECKING
 
 import typer
 
 from quant_kernels.commands.console import ExitCode, imports, print_json, print_line
+from quant_kernels.commands.progress import ShownProgress
+
+if TYPE_CHECKING:
+    from quant_kernels.selftest import SelfTestReport
 
 
-def run(*, self_test: bool, as_json: bool) -> None:
+def run(*, self_test: bool, as_json: bool, quiet: bool) -> None:
     """Print the capabilities; with `self_test` compare every conversion with the reference."""
     found = capabilities()
-    if self_test:
-        found["self_test"] = _self_test()
+    report = _self_test(quiet=quiet or as_json) if self_test else None
     if as_json:
-        print_json(found)
-    else:
+        print_json(found if report is None else {**found, "self_test": _document(report)})
+    elif not quiet:
         for key, value in found.items():
             print_line(f"{key:<10} {_text(value)}")
-    tested = found.get("self_test")
-    if isinstance(tested, dict) and not tested["passed"]:
+        if report is not None:
+            print_line(f"{'self-test':<10} {report.verdict}")
+    if report is not None and not report.passed:
+        for each in report.comparisons:
+            if each.differing:
+                sys.stderr.write(f"error: {each.name}: {each.differing:,} of {each.compared:,} differ: ")
+                sys.stderr.write(f"{', '.join(each.examples)}\n")
         raise typer.Exit(ExitCode.SELF_TEST_FAILED)
 
 
@@ -43,19 +52,36 @@ def capabilities() -> dict[str, object]:
     }
 
 
-def _self_test() -> dict[str, object]:
-    if importlib.util.find_spec("quant_kernels.selftest") is None:
-        return {"passed": False, "detail": "this build has no self-test"}
-    selftest = importlib.import_module("quant_kernels.selftest")
-    result = selftest.run()
-    return {"passed": bool(result.passed), "detail": str(result)}
+def _self_test(*, quiet: bool) -> SelfTestReport:
+    from quant_kernels import selftest
+
+    with ShownProgress(quiet=quiet, in_bytes=False) as progress:
+
+        def notify(done: int, total: int, name: str) -> None:
+            if done == 1:
+                progress.start(total)
+            progress.advance(1, name)
+
+        return selftest.run(notify=notify)
+
+
+def _document(report: SelfTestReport) -> dict[str, object]:
+    comparisons = [
+        {"name": each.name, "compared": each.compared, "differing": each.differing, "examples": list(each.examples)}
+        for each in report.comparisons
+    ]
+    return {
+        "passed": report.passed,
+        "device": report.device,
+        "against": report.against,
+        "seconds": report.seconds,
+        "comparisons": comparisons,
+    }
 
 
 def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
-    if isinstance(value, dict):
-        return "; ".join(f"{key}: {each}" for key, each in value.items())
     if value is None:
         return "none: conversions run in plain torch"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

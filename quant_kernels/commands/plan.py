@@ -8,59 +8,78 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from quant_kernels.commands.console import paused_collector, print_json, print_line, print_rich, read_request
+from quant_kernels.commands.console import paused_collector, print_json, print_line, print_log, print_rich, read_request
 from quant_kernels.loading.folder import open_folder
 from quant_kernels.loading.inventory import FLOAT_DTYPES
-from quant_kernels.loading.report_parts import quant_dtype_name, rule_of, stored_nbytes, unmatched_entries
+from quant_kernels.loading.report_parts import (
+    quant_dtype_name,
+    reason_of,
+    rule_of,
+    stored_nbytes,
+    unmatched_entries,
+)
 from quant_kernels.loading.survey import Survey, survey
+from quant_spec.decision import QUANTIZABLE_KINDS
 from quant_spec.errors import PlanError, shown
 from quant_spec.formats import format_of_key
 from quant_spec.layer_config import word
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from quant_spec.plan import ModulePlan
 
 _NEAREST: Final = 3
-_KINDS: Final = frozenset({"linear", "moe"})
-
-
-def load(model_dir: Path, request: str | None, *, quantization: str | None, on_unsupported: str = "keep") -> Survey:
-    """Return the plan of a request over a checkpoint; without a request, of the checkpoint's own config."""
-    document = None if request is None else read_request(request, "--online-quant-config")
-    with paused_collector():
-        return survey(open_folder(model_dir), document, shorthand=quantization, on_unsupported=on_unsupported)
 
 
 def run_plan(
-    model_dir: Path, request: str | None, *, quantization: str | None, on_unsupported: str, as_json: bool, verbose: bool
+    model_dir: Path,
+    request: str,
+    *,
+    quantization: str | None,
+    on_unsupported: str,
+    on_unmatched: str,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
 ) -> None:
-    """Print the plan."""
-    surveyed = load(model_dir, request, quantization=quantization, on_unsupported=on_unsupported)
+    """Print the plan; with `quiet` its warnings alone."""
+    document = read_request(request, "--online-quant-config")
+    with paused_collector():
+        surveyed = survey(
+            open_folder(model_dir),
+            document,
+            shorthand=quantization,
+            on_unsupported=on_unsupported,
+            on_unmatched=on_unmatched,
+        )
     if as_json:
         print_json(plan_document(surveyed))
         return
-    _print_table(surveyed, verbose=verbose)
+    if not quiet:
+        _print_table(surveyed, verbose=verbose)
     for warning in surveyed.warnings:
-        print_line(f"warning: {warning}")
+        print_log(f"warning: {warning}")
     for entry in surveyed.plan.shadowed:
-        print_line(f"note: {entry.path}: {entry.text!r} fits modules, but an entry before it decides all of them")
+        print_log(f"note: {entry.path}: {entry.text!r} fits modules, but an entry before it decides all of them")
+    if not quiet:
+        print_line(f"digest {surveyed.config.digest()} (the request over the checkpoint's config)")
 
 
 def module_bytes(surveyed: Survey, module: ModulePlan) -> tuple[int, int]:
     """Return the bytes of a module's weights before and after, scales included."""
-    found = surveyed.modules[module.name]
-    before = stored_nbytes(surveyed, found)
+    before = stored_nbytes(surveyed, module)
     key = module.decision.config.weight_key
     target = format_of_key(key) if key is not None and module.decision.changes else None
     if target is None:
         return before, before
-    shapes = Counter(weight.shape for weight in found.weights)
+    shapes = Counter(weight.shape for weight in surveyed.modules[module.name].weights)
     return before, sum(count * target.nbytes(shape) for shape, count in shapes.items() if prod(shape))
 
 
 def plan_document(surveyed: Survey) -> dict[str, object]:
     """Return the plan as a JSON object."""
-    layers = [module for module in surveyed.plan.modules if surveyed.modules[module.name].kind in _KINDS]
+    layers = [module for module in surveyed.shown if surveyed.kind(module) in QUANTIZABLE_KINDS]
     sizes = {module.name: module_bytes(surveyed, module) for module in layers}
     saved = sum(before - after for before, after in sizes.values())
     total = surveyed.folder.nbytes
@@ -84,10 +103,10 @@ def plan_document(surveyed: Survey) -> dict[str, object]:
 def module_document(surveyed: Survey, module: ModulePlan, sizes: tuple[int, int]) -> dict[str, object]:
     """Return one module of a plan as a JSON object."""
     decision = module.decision
-    found = surveyed.modules[module.name]
+    found = surveyed.found(module)
     return {
         "layer": module.name,
-        "kind": found.kind,
+        "kind": surveyed.kind(module),
         "shapes": [list(shape) for shape in surveyed.shapes_of(module)],
         "weights": len(found.weights),
         "source": surveyed.source_word(module),
@@ -99,7 +118,7 @@ def module_document(surveyed: Survey, module: ModulePlan, sizes: tuple[int, int]
         "why": str(decision.why),
         "entry": decision.entry.text if decision.entry else None,
         "path": decision.entry.path if decision.entry else None,
-        "reason": decision.reason,
+        "reason": reason_of(surveyed, module),
         "bytes_before": sizes[0],
         "bytes_after": sizes[1],
     }
@@ -110,8 +129,8 @@ def _print_table(surveyed: Survey, *, verbose: bool) -> None:
 
     request = _request_of(surveyed)
     rows = []
-    for module in surveyed.plan.modules:
-        if surveyed.modules[module.name].kind not in _KINDS and not verbose:
+    for module in surveyed.shown:
+        if surveyed.kind(module) not in QUANTIZABLE_KINDS and not verbose:
             continue
         decision = module.decision
         source = surveyed.source_word(module)
@@ -121,16 +140,18 @@ def _print_table(surveyed: Survey, *, verbose: bool) -> None:
             lines: tuple[str, ...] = (
                 final,
                 f"activation {word(decision.config.activation_key)}",
-                f"{decision.why}: {rule}",
+                rule,
             )
         else:
-            lines = (f"{source}, kept", f"{decision.why}: {because(rule, decision.reason)}")
+            lines = (f"{source}, kept", because(rule, reason_of(surveyed, module)))
         rows.append(Row(module.name, lines, *module_bytes(surveyed, module)))
     print_rich(layer_table(rows, each=verbose))
     total = surveyed.folder.nbytes
     saved = sum(row.bytes_before - row.bytes_after for row in rows)
     changed = len(surveyed.changed)
-    print_line(f"{changed} layers to be quantized; all tensors {human_bytes(total)} → {human_bytes(total - saved)}")
+    kept = sum(surveyed.kind(module) in QUANTIZABLE_KINDS for module in surveyed.shown) - changed
+    sizes = f"all tensors {human_bytes(total)} → {human_bytes(total - saved)} ({(total - saved) / total:.0%})"
+    print_line(f"{changed} layers to be quantized, {kept} kept; {sizes}")
 
 
 def _request_of(surveyed: Survey) -> object:
@@ -149,23 +170,37 @@ def run_explain(model_dir: Path, name: str, request: str | None, *, quantization
     if as_json:
         print_json(module_document(surveyed, module, module_bytes(surveyed, module)))
         return
-    decision = module.decision
-    found = surveyed.modules[module.name]
-    print_line(
-        f"module      {module.name} ({found.kind}, {len(found.weights)} weights {_shapes(surveyed.shapes_of(module))})"
-    )
-    print_line(f"source      {surveyed.source_word(module)} x {word(decision.source.activation_key)}")
-    print_line(f"weight      {decision.weight_word}{'' if decision.changes else ' (not converted)'}")
-    print_line(f"activation  {decision.activation_word} = {word(decision.config.activation_key)}")
-    engine = f"{decision.config.quant_type}, {_engine_dtype(surveyed, module)}"
-    print_line(f"engine      {engine}, dynamic: {decision.config.is_dynamic}")
-    print_line(f"why         {decision.why}: {rule_of(decision, _request_of(surveyed))}")
+    for key, value in _explanation(surveyed, module, requested=request is not None):
+        print_line(f"{key:<11} {value}")
+
+
+def _explanation(surveyed: Survey, module: ModulePlan, *, requested: bool) -> Iterator[tuple[str, str]]:
+    """Yield what is said of a module, key by key."""
+    decision, config = module.decision, module.decision.config
+    found = surveyed.found(module)
+    weights = f"{len(found.weights)} weights of {_shapes(surveyed.shapes_of(module))}"
+    if len(found.weights) == 1:
+        weights = f"weight {_shapes(surveyed.shapes_of(module))}"
+    yield "module", f"{module.name} ({surveyed.kind(module)}, {weights})"
+    yield "source", _pair(surveyed.source_word(module), word(decision.source.activation_key))
+    yield "weight", f"{decision.weight_word}{'' if decision.changes else ' (not converted)'}"
+    said, meant = decision.activation_word, word(config.activation_key)
+    yield "activation", meant if said in {meant, "source"} else f"{meant} ({said})"
+    yield "engine", f"{config.quant_type}, {_engine_dtype(surveyed, module)}, dynamic: {config.is_dynamic}"
+    rule = str(rule_of(decision, _request_of(surveyed)))
+    yield "why", str(decision.why) if rule == str(decision.why) else f"{decision.why}: {rule}"
     if decision.entry is not None:
-        print_line(f"entry       {decision.entry.text!r} at {decision.entry.path}")
-    if decision.reason:
-        print_line(f"reason      {decision.reason}")
+        yield "entry", f"{decision.entry.text!r} at {decision.entry.path}"
+    reason = reason_of(surveyed, module) if requested else decision.reason
+    if reason:
+        yield "reason", reason
     if decision.members:
-        print_line(f"members     {len(decision.members)}: {', '.join(decision.members[:_NEAREST])}, …")
+        more = ", …" if len(decision.members) > _NEAREST else ""
+        yield "members", f"{len(decision.members)}: {', '.join(decision.members[:_NEAREST])}{more}"
+
+
+def _pair(weight: str, activation: str) -> str:
+    return weight if activation == "none" else f"{weight} x {activation}"
 
 
 def _engine_dtype(surveyed: Survey, module: ModulePlan) -> str:
@@ -173,7 +208,7 @@ def _engine_dtype(surveyed: Survey, module: ModulePlan) -> str:
     if config.is_quantized:
         return f"torch.{config.element.torch_name}"
     dtypes = {"F32": "torch.float32", "F16": "torch.float16", "BF16": "torch.bfloat16"}
-    stored = surveyed.modules[module.name].weights[0].dtype
+    stored = surveyed.found(module).weights[0].dtype
     return dtypes.get(stored, stored) if stored in FLOAT_DTYPES else stored
 
 
@@ -186,10 +221,10 @@ def _find(surveyed: Survey, name: str) -> ModulePlan:
     plain = name.removesuffix(".weight")
     container, middle, _ = plain.partition(".experts.")
     for candidate in (plain, f"{container}.experts" if middle else plain):
-        for module in surveyed.plan.modules:
+        for module in surveyed.shown:
             if module.name == candidate:
                 return module
-    names = [module.name for module in surveyed.plan.modules]
+    names = [module.name for module in surveyed.shown]
     near = difflib.get_close_matches(plain, names, n=_NEAREST, cutoff=0.6)
     hint = f"; nearest: {', '.join(near)}" if near else f"; the first of {len(names)}: {', '.join(names[:_NEAREST])}"
     message = f"{shown(name)}: the checkpoint has no module of that name{hint}"

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import sys
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
 from quant_kernels.commands.console import (
     ExitCode,
-    console,
     imports,
     print_json,
-    print_line,
+    print_log,
     print_rich,
     printable,
     read_request,
 )
+from quant_kernels.commands.progress import ShownProgress
+from quant_spec.report import QuantReport, ReportError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from rich.progress import Progress, TaskID
-
-_TENTHS: Final = 10
-_NAME_WIDTH: Final = 40
+    from pathlib import Path
 
 
 def run(
@@ -35,9 +29,12 @@ def run(
     output: Path,
     *,
     report_dir: Path | None,
+    html: bool,
     scale_rounding: str | None,
+    export_format: str,
     quantization: str | None,
     on_unsupported: str,
+    on_unmatched: str,
     measure: bool,
     as_json: bool,
     quiet: bool,
@@ -50,77 +47,62 @@ def run(
     from quant_kernels.loading.survey import survey
 
     check_output(output, model_dir)
-    surveyed = survey(open_folder(model_dir), document, shorthand=quantization, on_unsupported=on_unsupported)
-
+    surveyed = survey(
+        open_folder(model_dir),
+        document,
+        shorthand=quantization,
+        on_unsupported=on_unsupported,
+        on_unmatched=on_unmatched,
+    )
     with imports():
         from quant_kernels.loading.checkpoint import carry_out
 
-    with _Shown(quiet=quiet or as_json) as progress:
+    with ShownProgress(quiet=quiet or as_json) as progress:
         try:
-            report = carry_out(
-                surveyed,
-                output,
-                report_dir=report_dir,
-                scale_rounding=scale_rounding,
-                measure=measure,
-                progress=progress,
+            report, failure = _with_page(
+                carry_out(
+                    surveyed,
+                    output,
+                    report_dir=report_dir,
+                    scale_rounding=scale_rounding,
+                    export_format=export_format,
+                    measure=measure,
+                    progress=progress,
+                ),
+                html=html,
             )
+        except ReportError as error:
+            report, failure = error.report, error
         except KeyboardInterrupt:
             partial = output.with_name(f"{output.name}.partial")
             sys.stderr.write(f"interrupted; the same command takes up {partial}\n")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
+    _print(report, as_json=as_json, quiet=quiet, html=html and failure is None)
+    if failure is not None:
+        sys.stderr.write(f"error: {printable(str(failure))}\n")
+        raise typer.Exit(ExitCode.UNSAID)
+
+
+def _with_page(report: QuantReport, *, html: bool) -> tuple[QuantReport, ReportError | None]:
+    """Write the page beside the report's file, if it is asked for."""
+    if html and report.saved_to is not None:
+        try:
+            report.write_page(report.saved_to.with_suffix(".html"))
+        except ReportError as error:
+            return report, error
+    return report, None
+
+
+def _print(report: QuantReport, *, as_json: bool, quiet: bool, html: bool) -> None:
     if as_json:
-        print_json({**report.to_dict(), "report": str(report.saved_to)})
+        print_json({**report.to_dict(), "report": None if report.saved_to is None else str(report.saved_to)})
     elif not quiet:
         print_rich(report)
         for line in report.log_lines():
-            print_line(line)
-        print_line(f"Checkpoint written to {report.output}")
+            print_log(line)
+        if html and report.saved_to is not None:
+            print_log(f"Its page saved to {report.saved_to.with_suffix('.html')}")
+        print_log(f"Checkpoint written to {report.output}")
     if quiet or as_json:
         for warning in report.warnings:
             sys.stderr.write(f"warning: {printable(warning)}\n")
-
-
-class _Shown:
-    """Progress: a bar on a terminal, otherwise a line at every tenth, on standard error."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._total = 0
-        self._done = 0
-        self._started = time.perf_counter()
-
-    def __enter__(self) -> _Shown:  # noqa: PYI034  (typing.Self needs Python 3.11)
-        if not self._quiet and sys.stderr.isatty():
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-            text = TextColumn("{task.description}", markup=False)
-            columns = (text, BarColumn(bar_width=None), DownloadColumn(binary_units=True), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=console(stderr=True), transient=True)
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def start(self, total: int) -> None:
-        """Take the bytes of the whole job."""
-        self._total = total
-        if self._bar is not None:
-            self._task = self._bar.add_task("quantizing", total=total)
-
-    def advance(self, nbytes: int, name: str) -> None:
-        """Take the bytes of a tensor that is done, and its name."""
-        before = self._done * _TENTHS // max(1, self._total)
-        self._done += nbytes
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=nbytes, description=printable(name)[-_NAME_WIDTH:])
-        elif not self._quiet and self._done * _TENTHS // max(1, self._total) > before:
-            seconds = time.perf_counter() - self._started
-            share = self._done / max(1, self._total)
-            sys.stderr.write(f"{share:4.0%} of {self._total:,} bytes, {seconds:.1f} s: {printable(name)}\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from quant_kernels.loading.inventory import SCALE_SUFFIXES
 from quant_kernels.loading.shard_layout import part_nbytes
 from quant_kernels.loading.steps import WeightStep
+from quant_spec.decision import QUANTIZABLE_KINDS
 from quant_spec.layer_config import word
 from quant_spec.matching import Why
 from quant_spec.report import KeptLayer, LayerReport, Rule, UnmatchedEntry
@@ -17,7 +18,6 @@ from quant_spec.report import KeptLayer, LayerReport, Rule, UnmatchedEntry
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quant_kernels.loading.inventory import FoundModule
     from quant_kernels.loading.job import Job
     from quant_kernels.loading.survey import Survey
     from quant_kernels.loading.transfer import Converted
@@ -113,30 +113,44 @@ def quant_dtype_name(torch_name: str, bits: int) -> str:
     return DTYPE_OF_PACKED if bits == PACKED_BITS else f"torch.{torch_name}"
 
 
+def reason_of(survey: Survey, module: ModulePlan) -> str:
+    """Return why a module keeps its format, in words; an empty text for one that is converted."""
+    decision, kind = module.decision, survey.kind(module)
+    if decision.changes:
+        return ""
+    if survey.tied is not None and module is survey.tied.plan:
+        return survey.tied.reason
+    if not decision.reason and decision.why is Why.GLOBAL and kind not in QUANTIZABLE_KINDS:
+        return f"{kind} modules are not quantized"
+    return decision.reason or _REASONS[decision.why]
+
+
 def kept_layers(survey: Survey) -> tuple[KeptLayer, ...]:
     """Return one entry for each Linear layer and expert container that is not converted."""
     changed = {module.name for module in survey.changed}
     request = requested(survey)
     found = []
-    for module in survey.plan.modules:
-        if module.name in changed or survey.modules[module.name].kind not in {"linear", "moe"}:
+    for module in survey.shown:
+        if module.name in changed or survey.kind(module) not in QUANTIZABLE_KINDS:
             continue
-        decision = module.decision
         found.append(
             KeptLayer(
                 layer=module.name,
                 source=survey.source_word(module),
-                rule=rule_of(decision, request),
-                reason=decision.reason or _REASONS[decision.why],
+                rule=rule_of(module.decision, request),
+                reason=reason_of(survey, module),
                 shapes=survey.shapes_of(module),
-                nbytes=stored_nbytes(survey, survey.modules[module.name]),
+                nbytes=stored_nbytes(survey, module),
             )
         )
     return tuple(found)
 
 
-def stored_nbytes(survey: Survey, module: FoundModule) -> int:
-    """Return the bytes of a module's weights and their scales in the checkpoint."""
+def stored_nbytes(survey: Survey, planned: ModulePlan) -> int:
+    """Return the bytes of a module's weights and their scales in the checkpoint; 0 if it has none of its own."""
+    if survey.tied is not None and planned is survey.tied.plan:
+        return 0
+    module = survey.modules[planned.name]
     total = sum(stop - start for *_, start, stop in module.weights)
     if (survey.config.source or survey.config).quant_method is None:
         return total
@@ -148,7 +162,7 @@ def stored_nbytes(survey: Survey, module: FoundModule) -> int:
 
 def unmatched_entries(survey: Survey) -> tuple[UnmatchedEntry, ...]:
     """Return the entries that fit no module, each with the module names that look most like it."""
-    names = list(survey.modules)
+    names = [module.name for module in survey.shown]
     return tuple(
         UnmatchedEntry(entry.text, entry.path, nearest_names(entry.text, names)) for entry in survey.plan.unmatched
     )

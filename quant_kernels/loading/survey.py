@@ -12,14 +12,36 @@ from quant_kernels.loading.inventory import FLOAT_DTYPES, FoundModule, find_modu
 from quant_kernels.loading.source import source_config
 from quant_kernels.loading.storage import ELEMENT_WORDS
 from quant_spec import LoadError, PlanError, QuantizationConfig
-from quant_spec.decision import ModuleInfo
+from quant_spec.decision import ModuleInfo, ModuleKind
 from quant_spec.errors import shown
-from quant_spec.plan import ModelPlan, ModulePlan, plan
+from quant_spec.plan import ModelPlan, ModulePlan, check_unmatched, plan
 
 LM_HEAD: Final = "lm_head"
+HEAD_WORDS: Final = ("ForCausalLM", "LMHead", "ForConditionalGeneration", "ForMaskedLM")
+"""Parts of the names of architectures (in config.json) that have an output head."""
+_EMBEDDING_TABLES: Final = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
+_MATRIX: Final = 2
 _LISTED: Final = 8
 ON_UNSUPPORTED: Final = ("keep", "error")
 """What to do with layers that cannot be converted: keep them and say so, or refuse before anything is written."""
+
+
+@attrs.frozen
+class TiedHead:
+    """An output head that has no weight of its own: the checkpoint's embedding serves as both.
+
+    Attributes:
+        plan: what the request says of it; it is kept whatever that is.
+        embedding: the module whose weight it uses.
+    """
+
+    plan: ModulePlan
+    embedding: FoundModule
+
+    @property
+    def reason(self) -> str:
+        """Why it is kept."""
+        return _tied_reason(self.embedding.name)
 
 
 @attrs.frozen
@@ -32,6 +54,7 @@ class Survey:
         modules: what the checkpoint holds, by name.
         plan: what becomes of each module.
         warnings: what an operator should look at first.
+        tied: the output head, if it is the embedding and has no weight of its own; it is not among `modules`.
     """
 
     folder: CheckpointFolder
@@ -39,6 +62,22 @@ class Survey:
     modules: Mapping[str, FoundModule] = attrs.field(repr=False)
     plan: ModelPlan = attrs.field(repr=False)
     warnings: tuple[str, ...] = ()
+    tied: TiedHead | None = None
+
+    @property
+    def shown(self) -> tuple[ModulePlan, ...]:
+        """Modules that plans and reports speak of: all of the plan, and an output head without a weight of its own."""
+        return self.plan.modules if self.tied is None else (*self.plan.modules, self.tied.plan)
+
+    def found(self, module: ModulePlan) -> FoundModule:
+        """Return what the checkpoint holds for a module: for a head without a weight of its own, the embedding."""
+        if self.tied is not None and module is self.tied.plan:
+            return self.tied.embedding
+        return self.modules[module.name]
+
+    def kind(self, module: ModulePlan) -> ModuleKind:
+        """Return the kind of a module."""
+        return module.info.kind_of(module.name)
 
     @property
     def changed(self) -> tuple[ModulePlan, ...]:
@@ -47,7 +86,7 @@ class Survey:
 
     def shapes_of(self, module: ModulePlan) -> tuple[tuple[int, ...], ...]:
         """Return the distinct shapes of a module's weights, in elements: two in a byte of packed 4-bit codes."""
-        found = self.modules[module.name]
+        found = self.found(module)
         key = module.decision.source.weight_key
         if key is None or found.weights[0].dtype != "U8":
             return found.shapes
@@ -58,7 +97,7 @@ class Survey:
         key = module.decision.source.weight_key
         if key is not None:
             return str(key)
-        dtype = self.modules[module.name].weights[0].dtype
+        dtype = self.found(module).weights[0].dtype
         return ELEMENT_WORDS.get(dtype, dtype.lower())
 
 
@@ -68,6 +107,7 @@ def survey(
     *,
     shorthand: str | None = None,
     on_unsupported: str = "keep",
+    on_unmatched: str = "warn",
     allow_unchanged: bool = False,
 ) -> Survey:
     """Plan a request over a checkpoint.
@@ -77,12 +117,14 @@ def survey(
         request: an `online_quant_config`, or an object of `targets` or of `linear` and `moe`.
         shorthand: vLLM's word beside the object.
         on_unsupported: `keep` layers that cannot be converted, with a warning, or `error`.
+        on_unmatched: `warn` of entries that fit no module, or `error`.
         allow_unchanged: True to plan a request that changes nothing.
 
     Raises:
         ConfigError: the request or the checkpoint's own object is refused.
         ResolveError: experts of one container disagree.
-        PlanError: nothing would change, or a layer cannot be converted and `on_unsupported` is `error`.
+        PlanError: nothing would change, a layer cannot be converted and `on_unsupported` is `error`, or an entry fits
+            no module and `on_unmatched` is `error`.
         LoadError: the checkpoint holds quantized weights and does not say how, or no layer that could be quantized.
     """
     if on_unsupported not in ON_UNSUPPORTED:
@@ -100,14 +142,22 @@ def survey(
         _refuse_undeclared(folder, modules)
     tied = _is_tied(folder.config)
     infos = {module.name: _info(module, tied=tied) for module in modules.values()}
+    embedding = _tied_embedding(folder.config, modules) if tied and LM_HEAD not in modules else None
+    if embedding is not None:
+        obstacle = _tied_reason(embedding.name)
+        infos[LM_HEAD] = attrs.evolve(_info(embedding, tied=False), kind="linear", obstacle=obstacle)
     made = plan(config, infos, allow_unchanged=allow_unchanged)
     if config.source is None and not allow_unchanged:
         message = "the request is empty: it asks for nothing; name a format, as in {'global_quant_config': 'ptpc_fp8'}"
         raise PlanError(message)
-    warnings = (*folder.warnings, *_without_tied_head(made, tied=tied and LM_HEAD not in modules))
+    head = None
+    if embedding is not None:
+        head = TiedHead(made.modules[-1], embedding)
+        made = attrs.evolve(made, modules=made.modules[:-1])
+    check_unmatched(made, on_unmatched)
     if on_unsupported == "error" and made.kept:
         _refuse_unsupported(made)
-    return Survey(folder, config, modules, made, warnings)
+    return Survey(folder, config, modules, made, (*folder.warnings, *made.warnings), head)
 
 
 def _info(module: FoundModule, *, tied: bool) -> ModuleInfo:
@@ -142,12 +192,20 @@ def _is_tied(config: Mapping[str, object]) -> bool:
     return config.get("tie_word_embeddings") is True or nested
 
 
-def _without_tied_head(made: ModelPlan, *, tied: bool) -> list[str]:
-    """Return the plan's warnings, without the one that `lm_head` matches nothing where it is the embedding."""
-    if not tied:
-        return list(made.warnings)
-    expected = {entry.path for entry in made.unmatched if entry.text == LM_HEAD}
-    return [line for line in made.warnings if line.partition(": ")[0] not in expected]
+def _tied_embedding(config: Mapping[str, object], modules: Mapping[str, FoundModule]) -> FoundModule | None:
+    """Return the embedding that is the output head too; None if the model has no head, or it cannot be told which."""
+    architectures = config.get("architectures")
+    named = [each for each in architectures if isinstance(each, str)] if isinstance(architectures, list) else []
+    if named and not any(word in each for each in named for word in HEAD_WORDS):
+        return None
+    tables = [each for each in modules.values() if each.kind == "embedding" and len(each.weights[0].shape) == _MATRIX]
+    usual = [each for each in tables if each.name.rpartition(".")[2] in _EMBEDDING_TABLES]
+    candidates = usual or tables
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _tied_reason(embedding: str) -> str:
+    return f"it is {embedding} (config.json: tie_word_embeddings), and embedding modules are not quantized"
 
 
 def _refuse_undeclared(folder: CheckpointFolder, modules: Mapping[str, FoundModule]) -> None:
