@@ -54,7 +54,7 @@ class Row(dict[str, "LayerQuantConfig | None"]):
 class Rows(dict[str, Row]):
     """Rows by parent path."""
 
-    __slots__ = ("_config", "_levels", "_root", "_shared", "_spelled", "_unknown", "literals")
+    __slots__ = ("_config", "_forgotten", "_levels", "_root", "_shared", "_spelled", "_unknown", "literals")
 
     def __init__(self, config: QuantizationConfig) -> None:
         """Start empty for `config`.
@@ -72,6 +72,7 @@ class Rows(dict[str, Row]):
         self._spelled = [each.literal_names for each in self._levels]
         self.literals = frozenset().union(*self._spelled)
         self._root = tuple(each.root for each in self._levels)
+        self._forgotten = 0
         self._unknown = Row(self, ())
         self._shared: dict[tuple[Position, ...], Row] = {}
 
@@ -79,6 +80,8 @@ class Rows(dict[str, Row]):
         """Return the row of a path that is new."""
         if not self._levels or path[:1] in {"", "."} or len(path) > MAX_KEY or LINE_BREAK in path:
             return self._unknown
+        if self._forgotten != sum(each.forgotten for each in self._levels):
+            self._forget()
         missing = [path]
         above = path.rpartition(".")[0]
         while above and above not in self:
@@ -87,13 +90,23 @@ class Rows(dict[str, Row]):
         positions = self[above].positions if above else self._root
         row = self._unknown
         for each in reversed(missing):
-            positions = self._below(positions, each)
+            try:
+                positions = self._below(positions, each)
+            except ResolveError:
+                return self._unknown  # raised again, with the whole name, where it is asked for in full
             found = self._shared.get(positions)
             row = self._row(positions) if found is None else found
             if len(self) >= MAX_ROWS:
                 self.clear()
             self[each] = row
         return row
+
+    def _forget(self) -> None:
+        """Forget the positions that a resolver has forgotten, as it keeps all that leads on from them alive."""
+        self._forgotten = sum(each.forgotten for each in self._levels)
+        self._root = tuple(each.root for each in self._levels)
+        self._shared.clear()
+        self.clear()
 
     def _below(self, positions: tuple[Position, ...], path: str) -> tuple[Position, ...]:
         if len(positions) == 1:  # a config without one below it, the usual case
@@ -127,8 +140,8 @@ class Rows(dict[str, Row]):
         matcher = self._config.matcher
         if not positions or len(leaf) > MAX_KEY or not matcher.is_plain(leaf) or LINE_BREAK in leaf:
             return None
-        first, below = self._firsts(positions, leaf, name)
         try:
+            first, below = self._firsts(positions, leaf, name)
             return self._config.plain_format(first, below)
         except ResolveError:
             return None  # raised again, with the whole name, where it is asked for in full

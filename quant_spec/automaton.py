@@ -7,22 +7,27 @@ Time is linear in the name and the number of live nodes whatever the expression:
 
 from __future__ import annotations
 
-import re
 from array import array
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from quant_spec.character_tests import Test, any_character, character_test
+from quant_spec.errors import TooMuchWorkError
 from quant_spec.globs import Wild, glob_tokens
-from quant_spec.regexes import Item, Regex, children, constants
+from quant_spec.regex_tree import ONE_CHARACTER, Item, children, constants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    import re
+    from collections.abc import Iterable, Iterator
+
+    from quant_spec.regexes import Regex
 
 _Value = TypeVar("_Value")
-_Test: TypeAlias = "Callable[[str], object]"
 _Table: TypeAlias = "dict[int, list[_Value]]"
 _NO_MOVES: Final[dict[str, int]] = {}
 _MAX_STATES: Final = 200_000
 """Interned sets of nodes; beyond it they are forgotten and found anew."""
+_MAX_KEPT: Final = 150_000
+"""Live nodes in all interned sets beyond what the automaton has itself, likewise."""
 
 
 class NodeSet:
@@ -46,7 +51,7 @@ class NodeSet:
         self.regexes = regexes
         self.step: dict[str, NodeSet] = {}
         self.moves: dict[str, list[int]] | None = None
-        self.tests: tuple[tuple[_Test, int], ...] = ()
+        self.tests: tuple[tuple[Test, int], ...] = ()
         self.loops: tuple[int, ...] = ()
         self.with_weight: frozenset[int] | None = None
 
@@ -63,7 +68,7 @@ class Automaton:
         self._character: list[str] = []
         self._next = array("q")
         self._branches: dict[int, dict[str, int]] = {}
-        self._tests: _Table[tuple[_Test, int]] = {}
+        self._tests: _Table[tuple[Test, int]] = {}
         self._loops: set[int] = set()
         self._empty: _Table[int] = {}
         self._at_start: _Table[int] = {}
@@ -74,6 +79,9 @@ class Automaton:
         self._closures: dict[int, frozenset[int]] = {}
         self._sets: dict[frozenset[int], NodeSet] = {}
         self._start: NodeSet | None = None
+        self._kept = 0
+        self._test_of: dict[int, Test] = {}
+        self.forgotten = 0
         self._root = self._node()
 
     def __len__(self) -> int:
@@ -129,11 +137,12 @@ class Automaton:
         if token is Wild.MANY:
             _add(self._empty, node, target)
         else:
-            _add(self._tests, node, (_any_character if isinstance(token, Wild) else token.match, target))
+            _add(self._tests, node, (any_character if isinstance(token, Wild) else token.match, target))
         return target
 
     def add_regex(self, regex: Regex, entry: int) -> None:
         """Add an expression that `regexes.py` found linear; a prefix that matches is enough, and stays matched."""
+        self._test_of.clear()
         node = self._sequence(regex.items, self._root, share=True)
         key = (node, "matched")
         if key not in self._shared:
@@ -156,9 +165,11 @@ class Automaton:
         operation, argument = item
         if operation is constants.LITERAL:
             target = self._on(node, chr(int(str(argument))))
-        elif operation in {constants.NOT_LITERAL, constants.IN, constants.ANY}:
+        elif operation in ONE_CHARACTER:
             target = self._node()
-            _add(self._tests, node, (_character_test(item), target))
+            # An item in a counted repeat is met many times; the tree keeps it, and so its identity, meanwhile.
+            test = self._test_of.get(id(item)) or self._test_of.setdefault(id(item), character_test(item))
+            _add(self._tests, node, (test, target))
         elif operation is constants.AT:
             target = self._node()
             at_start = argument in {constants.AT_BEGINNING, constants.AT_BEGINNING_STRING}
@@ -226,14 +237,22 @@ class Automaton:
         known = self._sets.get(nodes)
         if known is not None:
             return known
-        if len(self._sets) >= _MAX_STATES:
-            self._sets.clear()
-            self._start = None
+        if len(self._sets) >= _MAX_STATES or self._kept > _MAX_KEPT + len(self):
+            self.forget()
         # An empty name is never asked for, so `^` counts at the start alone.
         at_end = self._closure(nodes, self._at_end) if not self._at_end.keys().isdisjoint(nodes) else nodes
         found = NodeSet(nodes, _entries(nodes, self._glob_ends), _entries(at_end, self._regex_ends))
         self._sets[nodes] = found
+        self._kept += len(nodes)
         return found
+
+    def forget(self) -> None:
+        """Forget the sets found so far; those that others still hold stay right, but are found again as new ones."""
+        self._sets.clear()
+        self._closures.clear()
+        self._start = None
+        self._kept = 0
+        self.forgotten += 1
 
     @property
     def start(self) -> NodeSet:
@@ -251,6 +270,20 @@ class Automaton:
                 state.step[character] = known
             state = known
         return state
+
+    def walked(self, state: NodeSet, text: str, most: int) -> tuple[NodeSet, int]:
+        """Return the set after the characters of `text`, and how many nodes were live on the way, summed up.
+
+        Raises:
+            TooMuchWorkError: more than `most`, whatever of it was known before.
+        """
+        live = 0
+        for character in text:
+            state = state.step.get(character) or self.advance(state, character)
+            live += len(state.nodes)
+            if live > most:
+                raise TooMuchWorkError
+        return state, live
 
     def _moved(self, state: NodeSet, character: str) -> frozenset[int]:
         if state.moves is None:
@@ -278,7 +311,7 @@ class Automaton:
 
     def globs_of_module(self, state: NodeSet) -> frozenset[int]:
         """Return the entries whose glob matches the module that ends at `state`, or its `.weight`."""
-        found = state.with_weight
+        found = state.with_weight if self._glob_ends else state.globs
         if found is None:
             found = state.with_weight = state.globs | self.advance(state, ".weight").globs
         return found
@@ -290,46 +323,3 @@ def _add(table: _Table[_Value], node: int, value: _Value) -> None:
 
 def _entries(nodes: frozenset[int], ends: _Table[int]) -> frozenset[int]:
     return frozenset(entry for node in nodes if node in ends for entry in ends[node])
-
-
-def _any_character(_: str) -> bool:
-    return True
-
-
-def _character_test(item: Item) -> _Test:
-    """Return a test of one character for `.`, `[^x]` or a set, run by `re` itself."""
-    operation, argument = item
-    if operation is constants.ANY:
-        return _any_character
-    if operation is constants.NOT_LITERAL:
-        unwanted = chr(int(str(argument)))
-        return lambda character: character != unwanted
-    return _set_test(argument)
-
-
-def _set_test(members: object) -> _Test:
-    assert isinstance(members, list)  # noqa: S101  (shape of the parse tree)
-    negated = any(operation is constants.NEGATE for operation, _ in members)
-    inside = "".join(_set_member(operation, value) for operation, value in members)
-    return re.compile(f"[{'^' if negated else ''}{inside}]", re.DOTALL).match
-
-
-_CATEGORIES: Final = {
-    constants.CATEGORY_DIGIT: r"\d",
-    constants.CATEGORY_NOT_DIGIT: r"\D",
-    constants.CATEGORY_SPACE: r"\s",
-    constants.CATEGORY_NOT_SPACE: r"\S",
-    constants.CATEGORY_WORD: r"\w",
-    constants.CATEGORY_NOT_WORD: r"\W",
-}
-
-
-def _set_member(operation: object, value: object) -> str:
-    if operation is constants.NEGATE:
-        return ""
-    if operation is constants.LITERAL:
-        return re.escape(chr(int(str(value))))
-    if operation is constants.RANGE:
-        assert isinstance(value, tuple)  # noqa: S101  (shape of the parse tree)
-        return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
-    return _CATEGORIES[value]

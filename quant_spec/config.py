@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from quant_spec.account import document_account
 from quant_spec.answers import Answers
 from quant_spec.decision import Decision, ModuleInfo, meet
 from quant_spec.digest import digest_of
@@ -40,10 +41,11 @@ def _copied(value: object) -> object:
 
 
 @contextlib.contextmanager
-def _bounded_depth() -> Iterator[None]:
-    """Turn the end of the interpreter's stack into a refusal: no document that means something comes near it."""
+def _bounded() -> Iterator[None]:
+    """Parse one document: what it spends on patterns is counted, and the end of the interpreter's stack refuses it."""
     try:
-        yield
+        with document_account():
+            yield
     except RecursionError:
         raise ConfigError(Defect("$", "nested too deeply")) from None
 
@@ -82,7 +84,7 @@ class QuantizationConfig:
     # -- making -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    @_bounded_depth()
+    @_bounded()
     def from_dict(
         cls,
         quantization_config: Mapping[str, object] | None,
@@ -113,7 +115,7 @@ class QuantizationConfig:
         return cls._from_parsed(parsed, quantization_config, facts.torch_dtype, names)
 
     @classmethod
-    @_bounded_depth()
+    @_bounded()
     def from_online(
         cls,
         request: object,

@@ -174,6 +174,14 @@ class ResolveError(QuantSpecError, ValueError):
     """A module's format cannot be resolved: empty name, disagreeing shards or experts, a refused activation."""
 
 
+class TooMuchWorkError(ResolveError):
+    """The work allowed for one name is spent. Whoever knows the name catches it and says so."""
+
+    def __init__(self, message: str = "it could still fit too many of this config's entries at each character") -> None:
+        """Take what is too much."""
+        super().__init__(message)
+
+
 class PlanError(QuantSpecError, ValueError):
     """A request cannot be carried out over a model: nothing would change, or a kept layer cannot run."""
 

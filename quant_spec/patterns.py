@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from quant_spec.account import current_account
 from quant_spec.errors import ConfigError, Defect, shown
-from quant_spec.globs import compile_glob
+from quant_spec.globs import MAX_BRACKET, compile_glob, longest_bracket
 from quant_spec.regexes import check_regex
 
 if TYPE_CHECKING:
@@ -82,13 +83,15 @@ class Pattern:
             classes: True if a capitalized word without a dot is a class name (compressed-tensors).
 
         Raises:
-            ConfigError: a `re:` expression does not compile, or would take more than linear time.
+            ConfigError: a `re:` expression does not compile or could take too long, a `[...]` is too long, or the
+                document that is being parsed has too many of either.
         """
         if text.startswith(REGEX_PREFIX):
             expression = text[len(REGEX_PREFIX) :]
             check_regex(expression, path)
             return cls(text, path, PatternKind.REGEX, scope, expression)
         if is_glob(text):
+            _check_glob(text, path)
             return cls(text, path, PatternKind.GLOB, scope, text)
         if classes and text[:1].isupper() and "." not in text:
             return cls(text, path, PatternKind.CLASS, scope, text)
@@ -175,7 +178,16 @@ def _literals(texts: Sequence[str], path: str, scope: Scope, start: int) -> list
     return found
 
 
-@functools.lru_cache(maxsize=65_536)
+def _check_glob(text: str, path: str) -> None:
+    if len(text) > MAX_BRACKET and (longest := longest_bracket(text)) > MAX_BRACKET:
+        problem = f"glob {shown(text)} has a set [...] of {longest} characters"
+        raise ConfigError(Defect(path, problem, text, (f"<= {MAX_BRACKET} characters",)))
+    account = current_account()
+    if account is not None:
+        account.glob(text, path)
+
+
+@functools.lru_cache(maxsize=4_096)
 def compile_regex(expression: str) -> re.Pattern[str]:
     """Compile once; the cache of `re` holds too few for a large document."""
     return re.compile(expression)

@@ -1,49 +1,48 @@
 r"""`re:` expressions, and why none of them can hang a server.
 
 An expression made of characters, sets, groups, alternations, repeats, `^` and `$` is run by the automaton of
-`automaton.py` in time linear in the name. The rest (look-around, `\\b`, back-references, inline flags, atomic groups)
-needs Python's backtracking engine: it is accepted only without nested or neighbouring unbounded repeats, which bounds
-its cost to the square of the name's length, and that length is bounded in turn.
+`automaton.py` in time linear in the name. Look-around, `\\b` and flags are run by `re` while its steps are bounded by
+what is allowed for one name, and by `positions.py`, which never backtracks, where they are not. Back-references,
+conditions and atomic groups can only be run by `re`: they are accepted if their steps are bounded, on names of bounded
+length.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import re
-import sys
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import Final
 
 import attrs
 
+from quant_spec.account import current_account
 from quant_spec.errors import ConfigError, Defect, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-_SINCE_311: Final = sys.version_info >= (3, 11)
-constants: Final = importlib.import_module("re._constants" if _SINCE_311 else "sre_constants")
-"""Operations of the parse tree of `re`."""
-parser: Final = importlib.import_module("re._parser" if _SINCE_311 else "sre_parse")
-"""The parser of `re`, without its compiler."""
+from quant_spec.regex_tree import (
+    Item,
+    Kind,
+    flags_within,
+    has_open_look_behind,
+    kind_of,
+    most_steps,
+    nesting,
+    parser,
+    widest_range,
+    written_out,
+)
 
 MAX_REGEX_LENGTH: Final = 10_000
 """Characters of an expression."""
-MAX_REGEX_NODES: Final = 20_000
-"""Automaton nodes of an expression, counted repeats written out."""
-MAX_BACKTRACKING_NAME: Final = 2_000
-"""Characters of a name that an expression with look-around is tried on."""
-MAX_OPEN_REPEATS: Final = 2
-"""Unbounded repeats of an expression that needs the backtracking engine."""
-
-Item: TypeAlias = "tuple[object, object]"
-"""One node of the parse tree of `re`: operation and argument."""
-
-_REPEATS: Final = frozenset({constants.MAX_REPEAT, constants.MIN_REPEAT})
-_ONE_CHARACTER: Final = frozenset({constants.LITERAL, constants.NOT_LITERAL, constants.ANY, constants.IN})
-_ANCHORS: Final = frozenset(
-    {constants.AT_BEGINNING, constants.AT_BEGINNING_STRING, constants.AT_END, constants.AT_END_STRING}
-)
+MAX_REGEX_NODES: Final = 4_000
+"""Nodes of an expression, counted repeats written out."""
+MAX_REGEX_DEPTH: Final = 40
+"""Groups, repeats and alternations inside each other."""
+MAX_BACKTRACKING_NAME: Final = 512
+"""Characters of a name that an expression is tried on which only `re` can run."""
+MAX_BACKTRACKING_STEPS: Final = 4_000_000
+"""Steps of `re` on a name of that length, and of all expressions together that `re` runs on one name."""
+MAX_FOLDED_RANGE: Final = 512
+"""Characters of a range in a set where case is ignored: `re` writes such a range out."""
+MAX_REMEMBERED: Final = 300_000
+"""Characters of expressions whose parse trees are remembered; beyond it they are forgotten and made anew."""
 
 
 @attrs.frozen
@@ -53,111 +52,101 @@ class Regex:
     Attributes:
         text: the expression without `re:`.
         items: its parse tree.
-        linear: True if the automaton runs it, False if the backtracking engine must.
+        kind: what can run it.
+        flags: the flags of `re` that it turns on for the whole of it.
     """
 
     text: str
     items: tuple[Item, ...] = attrs.field(repr=False)
-    linear: bool
+    kind: Kind
+    flags: int = 0
+
+    @property
+    def linear(self) -> bool:
+        """True if the automaton runs it."""
+        return self.kind is Kind.AUTOMATON
 
 
-def children(argument: object) -> Iterable[tuple[Item, ...]]:
-    """Return the sequences of items inside the argument of an operation."""
-    if isinstance(argument, parser.SubPattern):
-        yield tuple(cast("Iterable[Item]", argument))
-    elif isinstance(argument, (list, tuple)):
-        for each in argument:
-            yield from children(each)
+class _Parsed:
+    """Expressions that were parsed, or what is wrong with them, as far as their characters go."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Regex | str] = {}
+        self._characters = 0
+
+    def __call__(self, expression: str) -> Regex | str:
+        found = self._known.get(expression)
+        if found is None:
+            found = _parse(expression)
+            if self._characters > MAX_REMEMBERED:
+                self._known.clear()
+                self._characters = 0
+            self._known[expression] = found
+            self._characters += len(expression) + 50
+        return found
 
 
-def _is_linear(items: Iterable[Item]) -> bool:
-    for operation, argument in items:
-        if operation in _ONE_CHARACTER:
-            continue
-        if operation is constants.AT:
-            if argument not in _ANCHORS:
-                return False
-        elif operation is constants.SUBPATTERN:
-            assert isinstance(argument, tuple)  # noqa: S101  (shape of the parse tree)
-            if argument[1] or argument[2]:
-                return False
-        elif operation not in _REPEATS and operation is not constants.BRANCH:
-            return False
-        if not all(map(_is_linear, children(argument))):
-            return False
-    return True
+_parsed: Final = _Parsed()
 
 
-def _nodes(items: Iterable[Item]) -> int:
-    total = 0
-    for operation, argument in items:
-        inner = sum(map(_nodes, children(argument)))
-        if operation in _REPEATS:
-            assert isinstance(argument, tuple)  # noqa: S101  (shape of the parse tree)
-            least, most, _ = argument
-            inner = (inner + 1) * (least + 1 if most is constants.MAXREPEAT else most)
-        total += inner + 1
-        if total > MAX_REGEX_NODES:
-            return total
-    return total
-
-
-def _open_repeats(items: Iterable[Item], *, inside: bool = False) -> int:
-    """Count unbounded repeats; one inside another repeat, or around an alternation, counts as too many."""
-    total = 0
-    for operation, argument in items:
-        repeats = isinstance(argument, tuple) and len(argument) == 3 and _is_open(operation, argument)  # noqa: PLR2004
-        if (repeats or operation is constants.BRANCH) and inside:
-            return MAX_OPEN_REPEATS + 1
-        nested = inside or operation in _REPEATS
-        total += repeats + sum(_open_repeats(each, inside=nested) for each in children(argument))
-    return total
-
-
-def _is_open(operation: object, argument: tuple[object, ...]) -> bool:
-    return operation in _REPEATS and (argument[1] is constants.MAXREPEAT or int(str(argument[1])) > 1)
-
-
-@functools.lru_cache(maxsize=65_536)
 def _parse(expression: str) -> Regex | str:
     """Return the checked expression, or what is wrong with it."""
-    if not expression:
-        return "empty regular expression: it would match every name"
-    if len(expression) > MAX_REGEX_LENGTH:
-        return f"regular expression of {len(expression)} characters; at most {MAX_REGEX_LENGTH} are accepted"
     try:
         tree = parser.parse(expression)
         return _checked(expression, tuple(tree), tree.state.flags & ~re.UNICODE.value)
-    except (re.error, OverflowError) as error:
+    except (re.error, OverflowError, ValueError) as error:
         return f"regular expression {shown(expression)} does not compile: {error}"
     except RecursionError:
         return f"regular expression {shown(expression)} is nested too deeply"
 
 
 def _checked(expression: str, items: tuple[Item, ...], flags: int) -> Regex | str:
-    if _nodes(items) > MAX_REGEX_NODES:
-        return f"regular expression {shown(expression)} is too large with its counted repeats written out"
-    if not flags and _is_linear(items):
-        return Regex(expression, items, linear=True)
-    re.compile(expression)
-    if _open_repeats(items) > MAX_OPEN_REPEATS:
-        return (
-            f"regular expression {shown(expression)} needs backtracking (look-around, flags or back-references) and"
-            f" could take too long: nested repeats, or more than {MAX_OPEN_REPEATS} repeats"
-        )
-    return Regex(expression, items, linear=False)
+    named = f"regular expression {shown(expression)}"
+    if nesting(items, MAX_REGEX_DEPTH) > MAX_REGEX_DEPTH:
+        return f"{named} is nested too deeply: more than {MAX_REGEX_DEPTH} groups, repeats and alternations"
+    if written_out(items, MAX_REGEX_NODES) > MAX_REGEX_NODES:
+        return f"{named} is too large: more than {MAX_REGEX_NODES} nodes with its counted repeats written out"
+    if has_open_look_behind(items):
+        return f"{named} does not compile: look-behind requires fixed-width pattern"
+    kind = max(kind_of(items), Kind.POSITIONS if flags else Kind.AUTOMATON)
+    if (flags | flags_within(items)) & re.IGNORECASE and widest_range(items) > MAX_FOLDED_RANGE:
+        return f"{named} ignores case and has a range of more than {MAX_FOLDED_RANGE} characters"
+    if kind is Kind.BACKTRACKING:
+        if most_steps(items, MAX_BACKTRACKING_NAME) > MAX_BACKTRACKING_STEPS:
+            return (
+                f"{named} needs backtracking (back-references, conditions or atomic groups) and could take too long:"
+                f" more than {MAX_BACKTRACKING_STEPS} steps on a name of {MAX_BACKTRACKING_NAME} characters"
+            )
+        re.compile(expression)
+    return Regex(expression, items, kind, flags)
 
 
 def parse_regex(expression: str, path: str = "$") -> Regex:
     """Return the checked expression (without `re:`).
 
     Raises:
-        ConfigError: it does not compile, is too long, or could take more than quadratic time.
+        ConfigError: it does not compile, is too long or too large, could take too long, or is one too many for the
+            document that is being parsed.
     """
-    found = _parse(expression)
+    account = current_account()
+    problem = _unparsed(expression)
+    if problem is None and account is not None:
+        account.expression(expression, path)
+    found = problem or _parsed(expression)
     if isinstance(found, str):
         raise ConfigError(Defect(path, found, f"re:{expression}"))
+    if account is not None and found.kind is not Kind.AUTOMATON:
+        account.special(expression, path)
     return found
+
+
+def _unparsed(expression: str) -> str | None:
+    """Return what is wrong with an expression that must not even be parsed; None: nothing."""
+    if not expression:
+        return "empty regular expression: it would match every name"
+    if len(expression) > MAX_REGEX_LENGTH:
+        return f"regular expression of {len(expression)} characters; at most {MAX_REGEX_LENGTH} are accepted"
+    return None
 
 
 def check_regex(expression: str, path: str = "$") -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from quant_spec.automaton import Automaton, NodeSet
-from quant_spec.errors import ResolveError, shown
-from quant_spec.patterns import EXPERTS, Pattern, PatternKind, Scope, compile_regex, containers
-from quant_spec.regexes import MAX_BACKTRACKING_NAME, parse_regex
+from quant_spec.errors import ResolveError, TooMuchWorkError, shown
+from quant_spec.patterns import EXPERTS, Pattern, PatternKind, Scope, containers
+from quant_spec.regexes import parse_regex
+from quant_spec.special import SpecialExpressions
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Iterable, Sequence
 
     from quant_spec.mapping import NameRules
@@ -25,6 +25,19 @@ MAX_PATHS: Final = 100_000
 
 MAX_PATH_LENGTH: Final = 512
 """Characters of a parent path that is remembered."""
+
+MAX_WORK: Final = 1_000_000
+"""Live nodes over the characters of one name, and entries over its segments: what one name may cost."""
+
+_LIGHT: Final = 500
+"""Nodes and entries of a config in which no name can come near that: nothing is counted."""
+
+_WEIGHT: Final = ".weight"
+_UNIT: Final = 512
+"""Work is counted in whole units a segment: the segments of ordinary names cost none."""
+
+_MAX_KEPT: Final = 500_000
+"""Entries in all remembered states and paths; beyond it they are forgotten and found anew."""
 
 _NONE: Final[frozenset[int]] = frozenset()
 
@@ -36,21 +49,25 @@ class State:
         hits: entries that cover the module which ends here (literals of whole names apart).
         first: the least of them.
         below: entries that cover everything below.
+        spent: units of work that this name has taken so far.
         edges: next segment -> next state.
+        lead: what stands between what has been read and the next segment.
     """
 
-    __slots__ = ("below", "edges", "first", "hits", "nodes", "runs")
+    __slots__ = ("below", "edges", "first", "hits", "lead", "nodes", "runs", "spent")
 
     def __init__(
-        self, nodes: NodeSet, runs: frozenset[int], hits: frozenset[int], below: frozenset[int], none: int
+        self, nodes: NodeSet, runs: frozenset[int], hits: frozenset[int], below: frozenset[int], spent: int, none: int
     ) -> None:
         """Take the automaton's state, the live runs of segments, and the entries; `none` stands for no entry."""
+        self.spent = spent
         self.nodes = nodes
         self.runs = runs
         self.hits = hits
         self.below = below
         self.first = min(hits, default=none)
         self.edges: dict[str, State] = {}
+        self.lead = "."
 
 
 Position: TypeAlias = "tuple[State, int]"
@@ -58,13 +75,34 @@ Position: TypeAlias = "tuple[State, int]"
 
 
 class _Path:
-    """A parent path: its state, and the literals that cover what lies below it."""
+    """A parent path: its state, the literals that cover what lies below it, and the units of work that they took."""
 
-    __slots__ = ("literals", "state")
+    __slots__ = ("literals", "spent", "state")
 
-    def __init__(self, state: State, literals: frozenset[int]) -> None:
+    def __init__(self, state: State, literals: frozenset[int], spent: int) -> None:
         self.state = state
         self.literals = literals
+        self.spent = spent
+
+
+def _spent(before: int, work: int) -> int:
+    """Return the units of work that a name has taken, after a segment that took `work`.
+
+    Raises:
+        TooMuchWorkError: more than `MAX_WORK`.
+    """
+    spent = before + work // _UNIT
+    if spent * _UNIT > MAX_WORK:
+        raise TooMuchWorkError
+    return spent
+
+
+def _union(known: frozenset[int], *more: Iterable[int]) -> frozenset[int]:
+    """Return the union: the same object where nothing is new, since entries may be a hundred thousand."""
+    if not any(more):
+        return known
+    found = known.union(*more)
+    return known if len(found) == len(known) else found
 
 
 class _Run:
@@ -91,7 +129,7 @@ class Resolver:
         self._exact: dict[str, list[int]] = {}
         self._runs: list[_Run] = [_Run()]
         self._automaton = Automaton()
-        self._backtracking: list[tuple[int, re.Pattern[str]]] = []
+        self._special = SpecialExpressions()
         self._classes: dict[str, list[int]] = {}
         self._moe: list[int] = []
         patterned = any(entry.kind in {PatternKind.GLOB, PatternKind.REGEX} for entry in entries)
@@ -99,10 +137,13 @@ class Resolver:
         for index, entry in enumerate(entries):
             self._add(index, entry)
         self._globs = frozenset(index for index, entry in enumerate(entries) if entry.kind is PatternKind.GLOB)
-        self._states: dict[tuple[NodeSet, frozenset[int], frozenset[int], frozenset[int]], State] = {}
-        self._root = State(self._automaton.start, frozenset({0}), _NONE, _NONE, self.none)
+        self._states: dict[tuple[NodeSet, frozenset[int], frozenset[int], frozenset[int], int], State] = {}
         self._paths: dict[str, _Path] = {}
-        self._plain = not (self._backtracking or self._written)
+        self._heavy = len(entries) + len(self._automaton) > _LIGHT
+        self._kept = 0
+        self.forgotten = 0
+        self._begin()
+        self._plain = not (self._special or self._written)
 
     # -- compiling --------------------------------------------------------------------------------------------------
 
@@ -124,7 +165,7 @@ class Resolver:
         else:
             regex = parse_regex(text, entry.path)
             if not regex.linear:
-                self._backtracking.append((index, compile_regex(text)))
+                self._special.add(index, regex)
                 return
             self._automaton.add_regex(regex, index)
             if self._written:
@@ -150,24 +191,52 @@ class Resolver:
 
     # -- states -----------------------------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        self._root = State(self._automaton.start, frozenset({0}), _NONE, _NONE, 0, self.none)
+        self._root.lead = ""
+        self._automaton_forgotten = self._automaton.forgotten
+
+    def _forget(self) -> None:
+        """Forget states and paths; positions that others hold stay right, and they look at `forgotten`."""
+        self._states.clear()
+        self._paths.clear()
+        self._automaton.forget()
+        self._kept = 0
+        self.forgotten += 1
+        self._begin()
+
     def _edge(self, state: State, segment: str) -> State:
-        """Return the state after one more segment (called once for each pair)."""
+        """Return the state after one more segment (called once for each pair).
+
+        Raises:
+            ResolveError: the name takes more work than `MAX_WORK`.
+        """
         automaton = self._automaton
-        nodes = automaton.advance(state.nodes, segment if state is self._root else f".{segment}")
-        live = {0}
+        nodes, live = automaton.walked(state.nodes, f"{state.lead}{segment}", MAX_WORK)
+        runs: set[int] = {0}
         ends: list[int] = []
         for run in state.runs:
             following = self._runs[run].next.get(segment)
             if following is not None:
                 ends.extend(self._runs[following].ends)
-                live.add(following)
-        below = state.below.union(ends, nodes.globs, nodes.regexes if segment == EXPERTS else ())
-        hits = below.union(nodes.regexes, automaton.globs_of_module(nodes))
-        key = (nodes, frozenset(live), hits, below)
+                runs.add(following)
+        below = _union(state.below, ends, nodes.globs, nodes.regexes if segment == EXPERTS else ())
+        hits = _union(below, nodes.regexes, automaton.globs_of_module(nodes))
+        spent = 0
+        if self._heavy:
+            live += len(_WEIGHT) * len(nodes.nodes)
+            fitting = (0 if below is state.below else len(below)) + (0 if hits is below else len(hits))
+            spent = _spent(state.spent, live + fitting)
+        key = (nodes, frozenset(runs), hits, below, spent)
         found = self._states.get(key)
         if found is None:
-            if len(self._states) >= MAX_PATHS:
-                self._states.clear()
+            self._kept += len(hits) + (0 if hits is below else len(below))
+            if (
+                len(self._states) >= MAX_PATHS
+                or self._kept > _MAX_KEPT
+                or automaton.forgotten > self._automaton_forgotten
+            ):
+                self._forget()
             found = self._states[key] = State(*key, self.none)
         if len(state.edges) < MAX_PATHS:
             state.edges[segment] = found
@@ -182,7 +251,7 @@ class Resolver:
             path = path.rpartition(".")[0]
             record = self._paths.get(path)
         if record is None:
-            record = _Path(self._root, _NONE)
+            record = _Path(self._root, _NONE, 0)
         for each in reversed(missing):
             record = self._below(record, each)
             if len(self._paths) >= MAX_PATHS:
@@ -197,7 +266,11 @@ class Resolver:
         own = self._subtrees.get(path, [])
         if segment == EXPERTS:
             own = own + self._exact.get(path, [])
-        return _Path(state, above.literals.union(own) if own else above.literals)
+        literals = _union(above.literals, own)
+        if literals is above.literals:
+            return _Path(state, literals, above.spent)
+        self._kept += len(literals)
+        return _Path(state, literals, _spent(above.spent, len(literals)))
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -243,8 +316,15 @@ class Resolver:
         """Return the indices of all entries that cover `name`.
 
         Raises:
-            ResolveError: the name is too long for an expression that needs backtracking.
+            ResolveError: that takes too long for a name of this length.
         """
+        try:
+            return self._hits(name)
+        except TooMuchWorkError as error:
+            message = f"{shown(name)}: {error}"
+            raise ResolveError(message) from None
+
+    def _hits(self, name: str) -> frozenset[int]:
         parent, _, leaf = name.rpartition(".")
         record = self._path(parent)
         state = record.state.edges.get(leaf) or self._edge(record.state, leaf)
@@ -255,11 +335,11 @@ class Resolver:
         if self._written:
             for each in written:
                 found |= self._written.hits(each)
-        if self._backtracking:
-            found |= self._backtracking_hits((name, *containers(name), *written))
+        if self._special:
+            found |= self._special.hits((name, *containers(name), *written))
         return found
 
-    def hits_many(self, names: Iterable[str]) -> list[frozenset[int]]:
+    def hits_many(self, names: Sequence[str]) -> list[frozenset[int]]:
         """Return `hits` of each name, in one pass.
 
         Raises:
@@ -267,6 +347,12 @@ class Resolver:
         """
         if not self._plain:
             return [self.hits(name) for name in names]
+        try:
+            return self._hits_of(names)
+        except TooMuchWorkError:
+            return [self.hits(name) for name in names]  # raises again, with the name
+
+    def _hits_of(self, names: Iterable[str]) -> list[frozenset[int]]:
         paths, edge, path = self._paths, self._edge, self._path
         subtrees, exact = self._subtrees, self._exact
         found: list[frozenset[int]] = []
@@ -280,18 +366,6 @@ class Resolver:
                 hits = hits.union(record.literals, subtrees.get(name, ()), exact.get(name, ()))
             add(hits)
         return found
-
-    def _backtracking_hits(self, names: Iterable[str]) -> frozenset[int]:
-        found: set[int] = set()
-        for name in names:
-            if len(name) > MAX_BACKTRACKING_NAME:
-                message = (
-                    f"{shown(name)}: longer than {MAX_BACKTRACKING_NAME} characters, the most that an expression with"
-                    " look-around, flags or back-references is tried on"
-                )
-                raise ResolveError(message)
-            found.update(index for index, regex in self._backtracking if regex.match(name))
-        return frozenset(found)
 
     def class_hits(self, class_name: str | None) -> frozenset[int]:
         """Return the entries that name the class of a module."""
@@ -319,7 +393,7 @@ class Resolver:
     @property
     def pattern_entries(self) -> frozenset[int]:
         """Indices of globs and expressions."""
-        return self._globs | frozenset(index for index, _ in self._backtracking) | self._automaton.regex_entries
+        return self._globs | self._special.entries | self._automaton.regex_entries
 
 
 class _Written:
@@ -332,10 +406,12 @@ class _Written:
         automaton = self.automaton
         state = automaton.start
         found: frozenset[int] = _NONE
+        spent = 0
         segments = name.split(".")
         for index, segment in enumerate(segments):
-            state = automaton.advance(state, f".{segment}" if index else segment)
-            found |= state.globs
+            state, live = automaton.walked(state, f".{segment}" if index else segment, MAX_WORK)
+            found = _union(found, state.globs)
+            spent = _spent(spent, live + len(found))
             if segment == EXPERTS:
                 found |= state.regexes
         return found | state.regexes | automaton.globs_of_module(state)

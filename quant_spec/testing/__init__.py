@@ -5,7 +5,7 @@ integration over the same inputs as this library's own laws.
 """
 
 from quant_spec.testing.documents import checkpoint_configs, online_requests, requests, targets_requests
-from quant_spec.testing.expressions import backtracking_regexes, globs, linear_regexes
+from quant_spec.testing.expressions import backtracking_regexes, globs, linear_regexes, special_regexes
 from quant_spec.testing.families import MODEL_FAMILIES, ModelFamily
 from quant_spec.testing.keys import activation_keys, layer_configs, quant_formats, quant_keys, weight_keys
 from quant_spec.testing.names import (
@@ -42,6 +42,7 @@ __all__ = [
     "quant_formats",
     "quant_keys",
     "requests",
+    "special_regexes",
     "targets_requests",
     "weight_keys",
     "weights",

@@ -1,4 +1,4 @@
-"""Strategies for globs and regular expressions: those that the automaton runs, and those that need backtracking."""
+"""Strategies for globs and regular expressions: those that the automaton runs, and those that need more."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _ONE_CHARACTER: Final = (".", r"\d", r"\w", r"\D", r"\W", r"\s", "[ab]", "[^a]",
 _ANCHORS: Final = ("^", "$", r"\A", r"\Z")
 _REPEATS: Final = ("*", "+", "?", "*?", "+?", "??", "{0,2}", "{1,}", "{2}", "{0}", "{1,3}?")
 _NAMED: Final = "(?P<name>"
+_AROUND: Final = ("(?=", "(?!", "(?i:", "(?s:", "(?a:", "(?-i:")
+_FIXED_WIDTH: Final = ("a", "^", "ab", "[ab].", "(?:a|b)", r"\.", "a(?=b)", "(?<!a)b")
 _NEEDS_BACKTRACKING: Final = (
     r"(?=a)",
     r"(?!b)",
@@ -63,6 +65,20 @@ def _one_name(text: str) -> str:
     """Keep the first named group a named one: a name may be given once."""
     head, named, tail = text.partition(_NAMED)
     return head + named + tail.replace(_NAMED, "(")
+
+
+@functools.lru_cache(maxsize=16)
+def special_regexes(max_leaves: int = 6) -> st.SearchStrategy[str]:
+    """Return a strategy for expressions that look around, ask for word bounds or change flags, inside anything."""
+    special = st.tuples(st.sampled_from(_AROUND), linear_regexes(3)).map(_close)
+    behind = st.tuples(st.sampled_from(["(?<=", "(?<!"]), st.sampled_from(_FIXED_WIDTH)).map(_close)
+    bounds = st.sampled_from([r"\b", r"\B"])
+    atoms = st.sampled_from([*_LITERALS, *_ONE_CHARACTER])
+    body = st.recursive(
+        st.one_of(atoms, special, behind, bounds), lambda inner: _compound(inner, atoms), max_leaves=max_leaves
+    )
+    flags = st.sampled_from(["", "", "", "(?i)", "(?a)", "(?s)", "(?ia)"])
+    return st.tuples(flags, body).map("".join).map(_one_name)
 
 
 def backtracking_regexes() -> st.SearchStrategy[str]:

@@ -161,7 +161,9 @@ def _outside(document: AutoRoundDocument) -> PatternSpecs:
     if not names:
         return ()
     outside = f"(?!(?:{'|'.join(names)})(?:\\.|$))"
-    pattern = Pattern("block_name_to_quantize", "$.block_name_to_quantize", PatternKind.REGEX, Scope.RUN, outside)
+    path = "$.block_name_to_quantize"
+    check_regex(outside, path)
+    pattern = Pattern("block_name_to_quantize", path, PatternKind.REGEX, Scope.RUN, outside)
     return ((pattern, layer(None, None, METHOD)),)
 
 
