@@ -20,6 +20,7 @@ from quant_kernels.loading.job import Job, Step, prepare
 from quant_kernels.loading.output import OutputFolder, check_output
 from quant_kernels.loading.report_parts import kept_layers, quantized_layers, requested, unmatched_entries
 from quant_kernels.loading.steps import CopyStep
+from quant_kernels.loading.storage import QUARK
 from quant_kernels.loading.survey import Survey, survey
 from quant_kernels.loading.transfer import Converted, SourceFiles, Transfer, write_all
 from quant_kernels.loading.workers import Workers, worker_count
@@ -65,13 +66,14 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
     *,
     report_dir: Path | str | None = None,
     scale_rounding: str | None = None,
+    export_format: str = QUARK.name,
     shorthand: str | None = None,
     on_unsupported: str = "keep",
     measure: bool = False,
     write_report: bool = True,
     progress: Progress | None = None,
 ) -> QuantReport:
-    """Quantize a checkpoint folder into another one that engines load as an offline AMD Quark checkpoint.
+    """Quantize a checkpoint folder into another one that engines load as an offline quantized checkpoint.
 
     Tensors are converted one after the other, some rows at a time: memory does not grow with the model. `output`
     appears when it is complete; an interruption leaves `OUTPUT.partial`, which the same call takes up again; a refusal
@@ -83,6 +85,7 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
         output: folder to be written; must not exist.
         report_dir: folder of the report's file; None: as `QuantReport.write`.
         scale_rounding: `even`, `floor` or `rceil` for formats with power-of-two scales; None: each format's default.
+        export_format: whose checkpoint it becomes, names, shapes and config: `quark` or `compressed-tensors`.
         shorthand: vLLM's word beside the request.
         on_unsupported: `keep` layers that cannot be converted, with a warning, or `error`.
         measure: also measure the error of each layer (`sqnr_db`).
@@ -105,6 +108,7 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
         output,
         report_dir=report_dir,
         scale_rounding=scale_rounding,
+        export_format=export_format,
         measure=measure,
         write_report=write_report,
         progress=progress,
@@ -117,6 +121,7 @@ def carry_out(
     *,
     report_dir: Path | str | None = None,
     scale_rounding: str | None = None,
+    export_format: str = QUARK.name,
     measure: bool = False,
     write_report: bool = True,
     progress: Progress | None = None,
@@ -128,6 +133,7 @@ def carry_out(
         output: folder to be written; must not exist.
         report_dir: folder of the report's file; None: as `QuantReport.write`.
         scale_rounding: of formats with power-of-two scales; None: each format's default.
+        export_format: `quark` or `compressed-tensors`.
         measure: also measure the error of each layer.
         write_report: False: only return the report.
         progress: told of every tensor.
@@ -139,9 +145,9 @@ def carry_out(
     target = Path(output)
     if write_report:
         check_report_folder(report_dir)
-    job = prepare(surveyed, scale_rounding=scale_rounding)
+    job = prepare(surveyed, scale_rounding=scale_rounding, export_format=export_format)
     written = OutputFolder(target, job)
-    warnings = list(surveyed.warnings)
+    warnings = [*surveyed.warnings, *job.warnings]
     if written.done:
         warnings.append(f"{written.partial}: {len(written.done)} of {len(job.layouts)} files were complete already")
     try:

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
+from quant_kernels.loading.ct_document import ct_config
 from quant_kernels.loading.inventory import FLOAT_DTYPES, FoundModule
-from quant_kernels.loading.quark_document import StoredModule, quark_config
+from quant_kernels.loading.quark_document import quark_config
 from quant_kernels.loading.shard_layout import ShardLayout, part_nbytes
 from quant_kernels.loading.steps import CopyStep, WeightStep
-from quant_kernels.loading.storage import stored_parts
+from quant_kernels.loading.storage import COMPRESSED_TENSORS, CONVENTIONS, QUARK, Convention, data_name, stored_parts
 from quant_kernels.loading.survey import LM_HEAD, Survey
-from quant_spec import LayerQuantConfig, LoadError, PlanError, QuantFormat
-from quant_spec.errors import shown
+from quant_kernels.loading.written import StoredModule
+from quant_spec import LayerQuantConfig, LoadError, PlanError, QuantFormat, QuantKey
+from quant_spec.dtypes import E8M0
+from quant_spec.errors import nearest, shown
 from quant_spec.formats import format_of_key
-from quant_spec.granularity import PerChannel
+from quant_spec.granularity import PerChannel, PerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +36,8 @@ SCALE_SUFFIXES: Final = ("_scale_inv", "_scale")
 STORED_ACTIVATION_SCALES: Final = ("input_scale", "input_quantizer.scale", "act_scale")
 """Tensors beside a converted weight that described its old activation format."""
 _UNDESCRIBED: Final = (".qweight", "_blocks")
-"""Ends of names of packed weights that Quark's layout does not have."""
+"""Ends of names of packed weights that no layout that is written has."""
+_MATRIX: Final = 2
 
 
 @attrs.frozen
@@ -46,6 +50,7 @@ class Job:
         layouts: the files to be written, in the order of the source's.
         quantization_config: object for the written config.json.
         scale_rounding: of power-of-two scales; None: each format's default.
+        warnings: what the layout that is written cannot say.
     """
 
     survey: Survey
@@ -53,6 +58,7 @@ class Job:
     layouts: tuple[ShardLayout, ...] = attrs.field(repr=False)
     quantization_config: Mapping[str, object] = attrs.field(repr=False)
     scale_rounding: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -96,17 +102,19 @@ def target_format(module: ModulePlan) -> QuantFormat:
     return found
 
 
-def prepare(survey: Survey, *, scale_rounding: str | None = None) -> Job:
+def prepare(survey: Survey, *, scale_rounding: str | None = None, export_format: str = QUARK.name) -> Job:
     """Work out every step of a job.
 
     Args:
         survey: the plan to be carried out.
         scale_rounding: `even`, `floor` or `rceil` for formats with power-of-two scales; None: each format's default.
+        export_format: whose names, shapes and config are written: `quark` or `compressed-tensors`.
 
     Raises:
-        PlanError: the rounding fits no format of the plan, or the result cannot be described in Quark's shape.
+        PlanError: the rounding fits no format of the plan, or the result cannot be described in the shape asked for.
         LoadError: a weight's scales are missing, or an output name is taken.
     """
+    convention = convention_of(export_format)
     targets = {module.name: target_format(module) for module in survey.changed}
     _check_rounding(scale_rounding, targets)
     planned = {module.name: module for module in survey.plan.modules}
@@ -117,9 +125,9 @@ def prepare(survey: Survey, *, scale_rounding: str | None = None) -> Job:
         target = targets.get(module.name)
         for weight in module.weights:
             if target is None:
-                special.update(_kept(weight, plan, survey))
+                special.update(_kept(weight, plan, survey, convention))
             else:
-                special.update(_converted(module, weight, plan, target, survey))
+                special.update(_converted(module, weight, plan, target, survey, convention))
             if module.kind != "norm":
                 stored.append(_stored(module, weight, plan, converted=target is not None))
     names = survey.folder.tensors.keys()
@@ -129,10 +137,53 @@ def prepare(survey: Survey, *, scale_rounding: str | None = None) -> Job:
     layouts = tuple(
         ShardLayout.plan(file, (part for step in each for part in step.parts)) for file, each in steps.items()
     )
+    wanted = _global_format(survey)
+    if convention is COMPRESSED_TENSORS:
+        told, wanted, warnings = _without_stored_activation_scales(stored, wanted)
+        return Job(survey, steps, layouts, ct_config(told, wanted=wanted), scale_rounding, warnings)
     rounded = {str(each.weight): scale_rounding or each.scale_roundings[0] for each in _rounded(targets)}
     entries = [entry.text for entry in survey.config.matcher.entries]
-    document = quark_config(stored, wanted=_global_format(survey), entries=entries, scale_roundings=rounded)
+    document = quark_config(stored, wanted=wanted, entries=entries, scale_roundings=rounded)
     return Job(survey, steps, layouts, document, scale_rounding)
+
+
+def convention_of(export_format: str) -> Convention:
+    """Return the convention of an export format.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    found = CONVENTIONS.get(export_format)
+    if found is None:
+        near = nearest(export_format, CONVENTIONS)
+        hint = f"; did you mean {near!r}?" if near else ""
+        message = f"export_format: found {shown(export_format)}; allowed: {', '.join(CONVENTIONS)}{hint}"
+        raise PlanError(message)
+    return found
+
+
+def _without_stored_activation_scales(
+    stored: list[StoredModule], wanted: LayerQuantConfig
+) -> tuple[list[StoredModule], LayerQuantConfig, tuple[str, ...]]:
+    """Return the modules without activations in two stages, and a warning if there were any.
+
+    compressed-tensors stores the outer scale of such an activation (`input_global_scale`), which weights do not tell.
+    """
+
+    def weight_only(config: LayerQuantConfig) -> LayerQuantConfig:
+        activation = config.activation_key
+        staged = activation is not None and activation.second_scale is not None
+        return LayerQuantConfig(config.weight_key) if staged else config
+
+    told = [attrs.evolve(module, config=weight_only(module.config)) for module in stored]
+    changed = [module.name for module, after in zip(stored, told, strict=True) if module.config != after.config]
+    if not changed:
+        return told, wanted, ()
+    warning = (
+        f"{len(changed)} layers are written as weight-only, {changed[0]} the first: compressed-tensors stores a scale"
+        " of such activations (input_global_scale), which weights do not tell"
+    )
+    return told, weight_only(wanted), (warning,)
 
 
 def _global_format(survey: Survey) -> LayerQuantConfig:
@@ -171,7 +222,12 @@ def _scale_of(weight: StoredTensor, tensors: Mapping[str, StoredTensor]) -> Stor
 
 
 def _converted(
-    module: FoundModule, weight: StoredTensor, plan: ModulePlan, target: QuantFormat, survey: Survey
+    module: FoundModule,
+    weight: StoredTensor,
+    plan: ModulePlan,
+    target: QuantFormat,
+    survey: Survey,
+    convention: Convention,
 ) -> dict[str, Step | None]:
     """Return the steps of a converted weight and of the tensors whose values go into it."""
     tensors = survey.folder.tensors
@@ -189,33 +245,64 @@ def _converted(
         made.update(
             {name: None for name in (f"{owner}.{last}" for last in STORED_ACTIVATION_SCALES) if name in tensors}
         )
-    parts = stored_parts(weight.name, weight.shape, target)
-    for part in parts[1:]:
-        if part.name in tensors and part.name not in made:
-            message = f"{weight.name}: its scales would be called {part.name!r}, which the checkpoint already has"
+    if not convention.stacks:
+        _refuse_stack(weight, convention)
+    parts = stored_parts(weight.name, weight.shape, target, convention)
+    for part in parts:
+        if part.name in tensors and part.name not in made and part.name != weight.name:
+            message = f"{weight.name}: it would also be stored as {part.name!r}, which the checkpoint already has"
             raise LoadError(message)
-    made[weight.name] = WeightStep(module.name, weight, weight.shape, target, parts, key, scale)
+    divisor = convention.second_is_divisor
+    made[weight.name] = WeightStep(module.name, weight, weight.shape, target, parts, key, scale, divisor)
     return made
 
 
-def _kept(weight: StoredTensor, plan: ModulePlan, survey: Survey) -> dict[str, Step | None]:
-    """Return the steps of a weight that stays in its quantized format, under the names of Quark's layout."""
+def _refuse_stack(weight: StoredTensor, convention: Convention) -> None:
+    """Refuse stacked experts where the layout has Linear layers alone."""
+    if len(weight.shape) != _MATRIX or not weight.name.endswith(".weight"):
+        message = (
+            f"{weight.name} {list(weight.shape)}: {convention.name}' layout has no stacked experts, only one Linear"
+            f" layer each; write it as --export-format {QUARK.name}"
+        )
+        raise PlanError(message)
+
+
+def _kept(weight: StoredTensor, plan: ModulePlan, survey: Survey, convention: Convention) -> dict[str, Step | None]:
+    """Return the steps of a weight that stays in its quantized format, under the names of the layout to be written."""
     key = plan.decision.source.weight_key
     if key is None or weight.dtype in FLOAT_DTYPES:
         return {}
-    if weight.name.endswith(_UNDESCRIBED):
-        message = f"{weight.name}: kept as {key} in a packing that Quark's layout does not have; it cannot be written"
-        raise PlanError(message)
+    if not convention.stacks:
+        _refuse_stack(weight._replace(name=weight.name.removesuffix("_packed")), convention)
+    tensors = survey.folder.tensors
     stem = weight.name.removesuffix("_packed")
-    made: dict[str, Step | None] = {weight.name: CopyStep(weight, stem)}
-    scale = _scale_of(weight, survey.folder.tensors)
-    if scale is not None:
-        flat = (
-            key.scale.granularity == PerChannel() and scale.shape[-1:] == (1,) and len(scale.shape) == len(weight.shape)
+    others = [f"{stem}{each.second_suffix}" for each in CONVENTIONS.values() if each is not convention]
+    foreign = next((name for name in others if name in tensors), None)
+    if weight.name.endswith(_UNDESCRIBED) or foreign is not None:
+        what = f"with {foreign}" if foreign else "in a packing"
+        message = (
+            f"{weight.name}: kept as {key} {what} that {convention.name}'s layout does not have; it cannot be written"
         )
-        shape = scale.shape[:-1] if flat else scale.shape
-        made[scale.name] = CopyStep(scale._replace(shape=shape), f"{stem}_scale")
+        raise PlanError(message)
+    made: dict[str, Step | None] = {weight.name: CopyStep(weight, data_name(stem, key.element, convention))}
+    scale = _scale_of(weight, tensors)
+    if scale is not None:
+        made[scale.name] = CopyStep(_scale_as_written(scale, weight, key, convention), f"{stem}_scale")
     return made
+
+
+def _scale_as_written(scale: StoredTensor, weight: StoredTensor, key: QuantKey, convention: Convention) -> StoredTensor:
+    """Return a kept scale with the shape and dtype that the layout gives it; its bytes stay."""
+    shape, dtype = scale.shape, scale.dtype
+    if key.scale.granularity == PerChannel():
+        has_column = shape[-1:] == (1,) and len(shape) == len(weight.shape)
+        if has_column and not convention.row_scale_column:
+            shape = shape[:-1]
+        elif convention.row_scale_column and len(shape) == len(weight.shape) - 1:
+            shape = (*shape, 1)
+    if dtype == "F8_E8M0" and key.scale.dtype == E8M0 and isinstance(key.scale.granularity, PerGroup):
+        dtype = "U8"
+    return scale._replace(shape=shape, dtype=dtype)
 
 
 def _stored(module: FoundModule, weight: StoredTensor, plan: ModulePlan, *, converted: bool) -> StoredModule:

@@ -11,39 +11,23 @@ from collections import Counter
 from fnmatch import translate
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
-from quant_spec import PlanError, QuantizationConfig
+from quant_kernels.loading.written import StoredModule, check_document
+from quant_spec import PlanError
 from quant_spec.dtypes import E8M0
 from quant_spec.granularity import PerBlock, PerChannel, PerGroup, PerTensor, PerToken
-from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.report import layer_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from quant_spec import QuantKey
+    from quant_spec.layer_config import LayerQuantConfig
 
 QUARK_VERSION: Final = "0.13"
 """Version of the layout that is written."""
 
 _ELEMENT_WORDS: Final = {"fp4_e2m1": "fp4"}
 _GLOB_CHARACTERS: Final = frozenset("*?[")
-
-
-@attrs.frozen
-class StoredModule:
-    """A module of the written checkpoint.
-
-    Attributes:
-        name: name of the module that holds the weight; an expert's own for weights stored one by one.
-        config: its format; unquantized modules have no weight key.
-        container: the container of routed experts above it, or an empty string.
-    """
-
-    name: str
-    config: LayerQuantConfig
-    container: str = ""
 
 
 def quark_config(
@@ -75,7 +59,7 @@ def quark_config(
         {name: _layer(config, rounded) for name, config in globs.items()},
         _excluded(modules),
     )
-    _check(document, modules)
+    check_document(document, modules)
     return document
 
 
@@ -227,17 +211,3 @@ def _observer(key: QuantKey) -> str:
         PerBlock: "PerBlock2DMinMaxObserver",
     }
     return names[type(key.scale.granularity)]
-
-
-def _check(document: dict[str, object], modules: Sequence[StoredModule]) -> None:
-    """Read the document back and compare what it says with what is stored.
-
-    Raises:
-        PlanError: it says something else of a module.
-    """
-    resolved = QuantizationConfig.from_dict(document).resolve_many(module.name for module in modules)
-    for module in modules:
-        found, stored = resolved[module.name].weight_key, module.config.weight_key
-        if str(found) != str(stored):
-            message = f"{module.name}: stored as {stored}, but the config to be written would be read as {found}"
-            raise PlanError(message)

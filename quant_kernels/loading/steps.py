@@ -51,6 +51,7 @@ class WeightStep:
         parts: tensors that are written: codes, scale, and the second scale of two-stage formats.
         source_key: format in the source; None: unquantized.
         source_scale: scales in the source; None: unquantized.
+        second_is_divisor: the second scale is written as its reciprocal.
     """
 
     layer: str
@@ -60,6 +61,7 @@ class WeightStep:
     parts: tuple[StoredPart, ...]
     source_key: QuantKey | None = None
     source_scale: StoredTensor | None = None
+    second_is_divisor: bool = False
 
     @property
     def matrices(self) -> int:

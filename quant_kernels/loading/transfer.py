@@ -259,7 +259,8 @@ class Transfer:
     ) -> None:
         tensors = [result.data, result.scale]
         if result.second_scale is not None:
-            tensors.append(result.second_scale)
+            second = result.second_scale
+            tensors.append(as_divisor(second) if step.second_is_divisor else second)
         for index, (part, tensor) in enumerate(zip(step.parts, tensors, strict=True)):
             scratch = self._scratch[1 + index]
             whole = scratch.take(tensor.nbytes)
@@ -288,6 +289,15 @@ class Transfer:
         listed = ", ".join(map(str, rows))
         where = f"{step.weight.file}: tensor {step.weight.name!r} {list(step.weight.shape)}"
         return f"{where} holds {counts or 'a bad scale'}; first bad rows: {listed or 'unknown'}; nothing was quantized"
+
+
+def as_divisor(second: Tensor) -> Tensor:
+    """Return a second scale (fp32) as the number that scales are divided by: 1 / s2, rounded once; 1 for a zero one.
+
+    Dividing by it differs from multiplying with s2 by at most an ulp of the fp32 product's.
+    """
+    largest = torch.finfo(torch.float32).max
+    return torch.where(second == 0, torch.ones_like(second), second.reciprocal().clamp_max(largest))
 
 
 def scales_of(scales: Tensor, step: WeightStep, piece: Piece) -> Tensor:
