@@ -16,7 +16,15 @@ constexpr uint32_t kEachByte = 0x01010101u, kHighBits = 0x80808080u, kSevenBits 
 QK_DEVICE uint32_t in_each_byte(int value) { return static_cast<uint32_t>(value) * kEachByte; }
 
 // Bits of `a` where the mask has ones, of `b` elsewhere.
-QK_DEVICE uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
+QK_DEVICE uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+#if defined(QK_CUDA) && defined(__CUDA_ARCH__)
+  uint32_t found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(found) : "r"(mask), "r"(a), "r"(b));
+  return found;
+#else
+  return (a & mask) | (b & ~mask);
+#endif
+}
 
 QK_DEVICE int count_bits(uint32_t word) {
 #if defined(QK_CUDA) && defined(__CUDA_ARCH__)
@@ -48,7 +56,9 @@ QK_DEVICE uint32_t odd_bytes(uint32_t a, uint32_t b) {
 QK_DEVICE uint32_t look_up(uint32_t low, uint32_t high, uint32_t indices) {
 #if defined(QK_CUDA) && defined(__CUDA_ARCH__)
   // The product has indices 0 and 1 in the nibbles of byte 1, indices 2 and 3 in those of byte 3.
-  return __byte_perm(low, high, __byte_perm(indices * 0x110u, 0u, 0x4431));
+  uint32_t found;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(found) : "r"(low), "r"(high), "r"(__byte_perm(indices * 0x110u, 0u, 0x4431)));
+  return found;
 #elif defined(QK_HIP) && defined(__AMDGCN__)
   return __builtin_amdgcn_perm(high, low, indices);
 #else
@@ -63,14 +73,13 @@ QK_DEVICE uint32_t look_up(uint32_t low, uint32_t high, uint32_t indices) {
 
 // Greatest magnitude of 16 codes.
 QK_DEVICE uint32_t greatest_code(const Words4& codes) {
-  uint32_t high = codes.w[0] & kSevenBits, low = high << 8;
-  for (int i = 1; i < 4; ++i) {
-    const uint32_t magnitudes = codes.w[i] & kSevenBits;
-    high = max_halves(high, magnitudes);
-    low = max_halves(low, magnitudes << 8);
+  uint32_t low = 0, high = 0;
+  for (int i = 0; i < 4; ++i) {
+    low = max_halves(low, codes.w[i] & 0x007f007fu);
+    high = max_halves(high, codes.w[i] & 0x7f007f00u);
   }
-  const uint32_t both = max_halves(high, low);
-  return max_u32(both >> 24, (both >> 8) & 0xffu);
+  const uint32_t both = max_halves(low, high >> 8);
+  return max_u32(both >> 16, both & 0xffffu);
 }
 
 // Whether a scale is far enough from both ends of fp32 for all that follows.

@@ -129,6 +129,7 @@ QK_DEVICE void coded_groups_block(const WorkList& list) {
   const int data_stride = static_cast<int>(item.data.stride_n), scale_stride = static_cast<int>(item.scale.stride_n);
   uint8_t* data = place<uint8_t>(item.data, at.e, n, k / 2) + row_read * data_stride + column_read / 2;
   uint8_t* scales = place<uint8_t>(item.scale, at.e, n, k / 32) + row_read * scale_stride + column_read / 32;
+  const int64_t data_step = int64_t{kCodedStep} * data_stride, scale_step = int64_t{kCodedStep} * scale_stride;
   const uint32_t least = usual_scale(scale) ? kLeastCode : kGreatestCode + 1;
   uint32_t uncovered = 0;
 #pragma unroll
@@ -143,9 +144,11 @@ QK_DEVICE void coded_groups_block(const WorkList& list) {
     if (greatest < least || greatest > kGreatestCode) {
       uncovered |= 1u << i;
     } else {
-      if (thread % 2 == 0) scales[i * kCodedStep * scale_stride] = static_cast<uint8_t>((height >> 3) - 2);
-      store_once(data + i * kCodedStep * data_stride, Words2{{first, second}});
+      if (thread % 2 == 0) *scales = static_cast<uint8_t>((height >> 3) - 2);
+      store_once(data, Words2{{first, second}});
     }
+    data += data_step;
+    scales += scale_step;
   }
   if (uncovered == 0) return;
 #pragma unroll 1

@@ -8,10 +8,8 @@ namespace qk {
 // The item of a work list that holds a tile. At most kMaxItems: a linear search is the shortest code.
 QK_DEVICE const Item& item_of_tile(const WorkList& list, int64_t tile) {
   int found = 0;
-  if (list.count == 1) return list.items[0];
-  for (int i = 1; i < kMaxItems; ++i) {
-    if (i < list.count && tile >= list.items[i].first_tile) found = i;
-  }
+#pragma unroll 1
+  while (found + 1 < list.count && tile >= list.items[found + 1].first_tile) ++found;
   return list.items[found];
 }
 
