@@ -14,8 +14,6 @@ namespace {
 
 #include "source_rows.h"
 
-constexpr int64_t kChunk = 512;  // elements whose codes are made at once; a multiple of every scale group
-
 static inline void count_bad(const Item& item, int64_t row) {
   __atomic_fetch_add(item.bad, int64_t{1}, __ATOMIC_RELAXED);
   int64_t seen = __atomic_load_n(item.bad + 1, __ATOMIC_RELAXED);
@@ -28,11 +26,6 @@ static inline void check_amax(const Item& item, uint32_t amax, int64_t row) {
   if (item.bad != nullptr && amax >= kInfinity) count_bad(item, row);
 }
 
-template <class T>
-static inline T* place(const View& view, int64_t e, int64_t n, int64_t k) {
-  return static_cast<T*>(view.data) + e * view.stride_e + n * view.stride_n + k * view.stride_k;
-}
-
 static inline uint32_t given_amax(const Item& item, int64_t e, int64_t n, int64_t k) {
   return bits_of(*place<const float>(item.amax, e, n, k)) & kMagnitude;
 }
@@ -40,30 +33,6 @@ static inline uint32_t given_amax(const Item& item, int64_t e, int64_t n, int64_
 // Ask for memory that is read soon: the next row while this one is encoded, whose loops leave the memory idle otherwise.
 static inline void prefetch(const void* memory, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(memory) + at);
-}
-
-// ---- codes ------------------------------------------------------------------------------------------------------
-
-template <Element element, bool fnuz>
-static inline void encode_divided(const typename Reader<element>::Stored* x, int64_t count, float scale, uint8_t* codes,
-                                  const typename Reader<element>::Stored* next = nullptr) {
-  for (int64_t first = 0; first < count; first += kChunk) {
-    const int64_t last = count - first < kChunk ? count : first + kChunk;
-    if (next != nullptr) prefetch(next + first, (last - first) * static_cast<int64_t>(sizeof(*next)));
-    for (int64_t i = first; i < last; ++i) {
-      const float ratio = Reader<element>::value(x[i]) / scale;
-      codes[i] = static_cast<uint8_t>(fnuz ? encode_e4m3fnuz(ratio) : encode_e4m3(ratio));
-    }
-  }
-}
-
-// Two codes of 4 bits from two bytes: element 2i in the low nibble.
-static inline void pack_nibbles(const uint8_t* codes, int64_t pairs, uint8_t* packed) {
-  for (int64_t i = 0; i < pairs; ++i) {
-    uint16_t pair;
-    memcpy(&pair, codes + 2 * i, 2);
-    packed[i] = static_cast<uint8_t>(pair | (pair >> 4));
-  }
 }
 
 // ---- error sums -------------------------------------------------------------------------------------------------
@@ -136,10 +105,15 @@ static void ptpc_row(const Job& job, const Item& item, int64_t e, int64_t n, Scr
   const float scale = fp32_scale(amax, job.fnuz ? kE4m3FnuzMax : kE4m3Max);
   *place<float>(item.scale, e, n, 0) = scale;
   uint8_t* codes = code_row(job, item, e, n, item.k, scratch);
-  if (job.fnuz) {
-    encode_divided<element, true>(x, item.k, scale, codes);
-  } else {
-    encode_divided<element, false>(x, item.k, scale, codes, next_row(job, item, x));
+  const auto* next = next_row(job, item, x);
+  for (int64_t k = 0; k < item.k; k += kChunk) {
+    const int64_t count = item.k - k < kChunk ? item.k - k : kChunk;
+    if (next != nullptr) prefetch(next + k, count * static_cast<int64_t>(sizeof(*x)));
+    if (job.fnuz) {
+      encode_divided<element, true>(x + k, count, scale, codes + k);
+    } else {
+      encode_divided<element, false>(x + k, count, scale, codes + k);
+    }
   }
   if (item.sums != nullptr) {
     Sums sums;
@@ -165,40 +139,28 @@ static void mx_row(const Job& job, const Item& item, int64_t e, int64_t n, Scrat
     const auto* chunk = x + first * 32;
     if (!job.encoded) prefetch(chunk + 2 * kChunk, kChunk * static_cast<int64_t>(sizeof(*chunk)));
     uint32_t amax[groups_a_chunk] = {}, byte[groups_a_chunk];
-    float inverse[groups_a_chunk];
-    if (item.amax.data == nullptr || item.bad != nullptr) {
-      for (int64_t g = 0; g < count; ++g) amax[g] = Reader<element>::amax(chunk + g * 32, 32);
-    }
+    if (item.amax.data == nullptr || item.bad != nullptr) group_maxima<element, 32>(chunk, count, amax);
     if (item.bad != nullptr) {
       for (int64_t g = 0; g < count; ++g) check_amax(item, amax[g], row);
     }
     if (item.amax.data != nullptr) {
       for (int64_t g = 0; g < count; ++g) amax[g] = given_amax(item, e, n, first + g);
     }
-    for (int64_t g = 0; g < groups_a_chunk; ++g) {
-      byte[g] = e8m0_of_amax(amax[g], rounding, bits == 4 ? 2u : 8u);
-      inverse[g] = inverse_e8m0(byte[g]);
-    }
+    for (int64_t g = 0; g < groups_a_chunk; ++g) byte[g] = e8m0_of_amax(amax[g], rounding, bits == 4 ? 2u : 8u);
     for (int64_t g = 0; g < count; ++g) {
       const int64_t at = job.layout == kCdna ? cdna_scale_offset(n, first + g, item.scale_k) : first + g;
       scales[at] = static_cast<uint8_t>(byte[g]);
     }
-    alignas(64) uint8_t unpacked[kChunk];
-    uint8_t* codes = bits == 4 ? unpacked : out + first * 32;
-    for (int64_t g = 0; g < count; ++g) {
-      const auto* group = chunk + g * 32;
-      const float factor = inverse[g];
-      for (int64_t i = 0; i < 32; ++i) {
-        const float scaled = Reader<element>::value(group[i]) * factor;
-        codes[g * 32 + i] = static_cast<uint8_t>(bits == 4 ? encode_e2m1(scaled) : encode_e4m3(scaled));
-      }
-    }
+    uint8_t* codes = out + first * (bits == 4 ? 16 : 32);
+    encode_mx<element, bits>(chunk, count, byte, codes);
     if (item.sums != nullptr) {
+      alignas(64) uint8_t unpacked[kChunk];
+      if (bits == 4) unpack_nibbles(codes, count * 16, unpacked);
+      const uint8_t* single = bits == 4 ? unpacked : codes;
       for (int64_t g = 0; g < count; ++g) {
-        sums.add<element, bits>(chunk + g * 32, 32, codes + g * 32, decode_e8m0(byte[g]), false);
+        sums.add<element, bits>(chunk + g * 32, 32, single + g * 32, decode_e8m0(byte[g]), false);
       }
     }
-    if (bits == 4) pack_nibbles(unpacked, count * 16, out + first * 16);
   }
   if (item.sums != nullptr) sums.write(item, row);
   finish_row(job, item, e, n, width, out);
@@ -219,7 +181,7 @@ static void nvfp4_row(const Job& job, const Item& item, int64_t e, int64_t n, Sc
     const auto* chunk = x + first * 16;
     uint32_t amax[groups_a_chunk] = {}, code[groups_a_chunk];
     float step[groups_a_chunk];
-    for (int64_t g = 0; g < count; ++g) amax[g] = Reader<element>::amax(chunk + g * 16, 16);
+    group_maxima<element, 16>(chunk, count, amax);
     if (item.bad != nullptr) {
       for (int64_t g = 0; g < count; ++g) check_amax(item, amax[g], row);
     }
@@ -228,19 +190,12 @@ static void nvfp4_row(const Job& job, const Item& item, int64_t e, int64_t n, Sc
       step[g] = decode_e4m3(code[g]) * second;
     }
     for (int64_t g = 0; g < count; ++g) scales[first + g] = static_cast<uint8_t>(code[g]);
-    alignas(64) uint8_t unpacked[kChunk];
-    for (int64_t g = 0; g < count; ++g) {
-      const auto* group = chunk + g * 16;
-      const float by = step[g];
-#pragma GCC unroll 1
-      for (int64_t i = 0; i < 16; ++i) {
-        unpacked[g * 16 + i] = static_cast<uint8_t>(nvfp4_code(Reader<element>::value(group[i]), by));
-      }
-    }
+    encode_nvfp4<element>(chunk, count, step, out + first * 8);
     if (item.sums != nullptr) {
+      alignas(64) uint8_t unpacked[kChunk];
+      unpack_nibbles(out + first * 8, count * 8, unpacked);
       for (int64_t g = 0; g < count; ++g) sums.add<element, 4>(chunk + g * 16, 16, unpacked + g * 16, step[g], false);
     }
-    pack_nibbles(unpacked, count * 8, out + first * 8);
   }
   if (item.sums != nullptr) sums.write(item, row);
   finish_row(job, item, e, n, width, out);
@@ -334,7 +289,7 @@ static void convert_units(const Job& job, const Item& item, int64_t begin, int64
 }  // namespace
 
 void convert_range(const Job& job, const Item& item, int64_t begin, int64_t end) {
-  const Element element = job.encoded ? kF32 : job.element;
+  const Element element = job.encoded ? job.through : job.element;
   if (element == kF32) convert_units<kF32>(job, item, begin, end);
   if (element == kF16) convert_units<kF16>(job, item, begin, end);
   if (element == kBf16) convert_units<kBf16>(job, item, begin, end);

@@ -47,56 +47,35 @@ struct Dense;
 template <>
 struct Dense<kF32> {
   using Stored = float;
+  static constexpr bool kIsF16 = false;
   static inline float store(float value) { return value; }
 };
 template <>
 struct Dense<kF16> {
   using Stored = uint16_t;
+  static constexpr bool kIsF16 = true;
   static inline uint16_t store(float value) { return static_cast<uint16_t>(float_to_f16(value)); }
 };
 template <>
 struct Dense<kBf16> {
   using Stored = uint16_t;
+  static constexpr bool kIsF16 = false;
   static inline uint16_t store(float value) { return static_cast<uint16_t>(float_to_bf16(value)); }
 };
 
-// Rounded to a dtype, but kept as fp32: what the next conversion reads.
-template <Element element>
-struct Through {
-  using Stored = float;
-  static inline float store(float value) {
-    if constexpr (element == kF16) return f16_to_float(static_cast<uint16_t>(float_to_f16(value)));
-    if constexpr (element == kBf16) return float_of(float_to_bf16(value) << 16);
-    return value;
-  }
-};
+constexpr int64_t kChunk = 512;  // elements whose codes are made at once; a multiple of every scale group
+
+#if defined(QK_CPU_AVX512)
+#include "codes_avx512.h"
+#else
+#include "codes_portable.h"
+#endif
 
 // ---- decoding ---------------------------------------------------------------------------------------------------
 
-constexpr int64_t kRun = 512;
-
-// Codes one a byte, `count` of them. Scale groups of 32 have a loop of their own, of a known length.
-template <Element element, class Writer>
-static inline void decode_bytes(const uint8_t* codes, int64_t count, float scale, typename Writer::Stored* out) {
-  const auto decode = [&](int64_t i) __attribute__((always_inline)) {
-    const float value = element == kE4m3   ? decode_e4m3(codes[i])
-                        : element == kE2m1 ? decode_e2m1(codes[i])
-                                           : decode_e4m3fnuz(codes[i]);
-    out[i] = Writer::store(value * scale);
-  };
-  if (count == 32) {
-    for (int64_t i = 0; i < 32; ++i) decode(i);
-  } else {
-    for (int64_t i = 0; i < count; ++i) decode(i);
-  }
-}
-
-// Two 4-bit codes of a byte to two bytes.
-static inline void unpack_nibbles(const uint8_t* packed, int64_t pairs, uint8_t* codes) {
-  for (int64_t i = 0; i < pairs; ++i) {
-    const uint16_t pair = static_cast<uint16_t>((packed[i] & 15u) | ((packed[i] & 0xf0u) << 4));
-    memcpy(codes + 2 * i, &pair, 2);
-  }
+template <class T>
+static inline T* place(const View& view, int64_t e, int64_t n, int64_t k) {
+  return static_cast<T*>(view.data) + e * view.stride_e + n * view.stride_n + k * view.stride_k;
 }
 
 static inline float source_scale(const Job& job, const Item& item, int64_t e, int64_t row, int64_t col) {
@@ -115,52 +94,74 @@ static inline float source_scale(const Job& job, const Item& item, int64_t e, in
   return item.bad != nullptr && scale < 0.0f ? float_of(kQuietNan) : scale;
 }
 
-// A row of packed codes in groups of 16: too short for loops of their own, so that scales are spread over the elements.
-template <class Writer>
-static void decode_groups_of_16(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
-                                typename Writer::Stored* out) {
-  alignas(64) uint8_t unpacked[kRun];
-  alignas(64) float scales[kRun];
-  const int64_t row = (n + item.offset_rows) / item.block_rows;
-  for (int64_t k = 0; k < item.k; k += kRun) {
-    const int64_t count = item.k - k < kRun ? item.k - k : kRun;
-    unpack_nibbles(codes + k / 2, count / 2, unpacked);
-    for (int64_t group = 0; group < count / 16; ++group) {
-      const float scale = source_scale(job, item, e, row, k / 16 + group);
-      for (int64_t i = 0; i < 16; ++i) scales[group * 16 + i] = scale;
-    }
-    for (int64_t i = 0; i < count; ++i) out[k + i] = Writer::store(decode_e2m1(unpacked[i]) * scales[i]);
+// A row in groups of 16 or 32 that begin with it.
+template <Element element, int size, class Writer>
+static void decode_row_of_groups(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
+                                 typename Writer::Stored* out) {
+  constexpr int64_t groups_a_chunk = kChunk / size;
+  const int64_t row = (n + item.offset_rows) / item.block_rows, groups = item.k / size;
+  const bool bytes = size == 32 && job.scale_type == kScaleE8m0 && item.source_scale.stride_k == 1;
+  if (bytes) {
+    decode_mx<element, Writer>(codes, groups, place<const uint8_t>(item.source_scale, e, row, 0), out);
+    return;
+  }
+  float scale[groups_a_chunk];
+  for (int64_t first = 0; first < groups; first += groups_a_chunk) {
+    const int64_t count = groups - first < groups_a_chunk ? groups - first : groups_a_chunk;
+    for (int64_t g = 0; g < count; ++g) scale[g] = source_scale(job, item, e, row, first + g);
+    const uint8_t* chunk = codes + first * size / (element == kE2m1 ? 2 : 1);
+    decode_groups<element, size, Writer>(chunk, count, scale, out + first * size);
   }
 }
 
-// Codes of a row from element k on; packed ones are unpacked into `unpacked`, kRun at a time.
-template <class Writer>
-static void decode_row(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
-                       typename Writer::Stored* out) {
+// A row of codes one a byte, under scales of any number of columns.
+template <Element element, class Writer>
+static void decode_row_of_runs(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
+                               typename Writer::Stored* out) {
   const int64_t row = (n + item.offset_rows) / item.block_rows;
   int64_t column = item.offset_cols / item.block_cols;
   int64_t run = item.block_cols - item.offset_cols % item.block_cols;
-  if (job.element == kE2m1 && item.block_cols == 16) {
-    decode_groups_of_16<Writer>(job, item, e, n, codes, out);
-    return;
-  }
-  alignas(64) uint8_t unpacked[kRun];
   for (int64_t k = 0; k < item.k; k += run, run = item.block_cols, ++column) {
     const int64_t count = item.k - k < run ? item.k - k : run;
-    const float scale = source_scale(job, item, e, row, column);
-    if (job.element == kE4m3) {
-      decode_bytes<kE4m3, Writer>(codes + k, count, scale, out + k);
-    } else if (job.element == kE4m3Fnuz) {
-      decode_bytes<kE4m3Fnuz, Writer>(codes + k, count, scale, out + k);
-    } else {
-      // Groups of 16 and 32 share what was unpacked for kRun elements.
-      for (int64_t i = 0; i < count;) {
-        const int64_t at = (k + i) % kRun, left = count - i < kRun - at ? count - i : kRun - at;
-        if (at == 0) unpack_nibbles(codes + (k + i) / 2, (item.k - k - i < kRun ? item.k - k - i : kRun) / 2, unpacked);
-        decode_bytes<kE2m1, Writer>(unpacked + at, left, scale, out + k + i);
-        i += left;
-      }
+    decode_bytes<element, Writer>(codes + k, count, source_scale(job, item, e, row, column), out + k);
+  }
+}
+
+// A row of packed codes whose groups of a multiple of 16 begin with it.
+template <class Writer>
+static void decode_row_of_nibbles(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
+                                  typename Writer::Stored* out) {
+  if (item.block_cols == 16) {
+    decode_row_of_groups<kE2m1, 16, Writer>(job, item, e, n, codes, out);
+    return;
+  }
+  alignas(64) uint8_t unpacked[kChunk];
+  const int64_t row = (n + item.offset_rows) / item.block_rows;
+  for (int64_t k = 0; k < item.k; k += kChunk) {
+    const int64_t count = item.k - k < kChunk ? item.k - k : kChunk;
+    unpack_nibbles(codes + k / 2, count / 2, unpacked);
+    for (int64_t i = 0; i < count; i += 16) {
+      const int64_t live = count - i < 16 ? count - i : 16;
+      const float scale = source_scale(job, item, e, row, (k + i) / item.block_cols);
+      decode_bytes<kE2m1, Writer>(unpacked + i, live, scale, out + k + i);
     }
+  }
+}
+
+template <class Writer>
+static void decode_row(const Job& job, const Item& item, int64_t e, int64_t n, const uint8_t* codes,
+                       typename Writer::Stored* out) {
+  const bool from_the_first = item.offset_cols == 0 && item.k % 32 == 0;
+  if (job.element == kE2m1 && item.block_cols == 32 && from_the_first) {
+    decode_row_of_groups<kE2m1, 32, Writer>(job, item, e, n, codes, out);
+  } else if (job.element == kE2m1) {
+    decode_row_of_nibbles<Writer>(job, item, e, n, codes, out);
+  } else if (job.element == kE4m3 && item.block_cols == 32 && from_the_first) {
+    decode_row_of_groups<kE4m3, 32, Writer>(job, item, e, n, codes, out);
+  } else if (job.element == kE4m3) {
+    decode_row_of_runs<kE4m3, Writer>(job, item, e, n, codes, out);
+  } else {
+    decode_row_of_runs<kE4m3Fnuz, Writer>(job, item, e, n, codes, out);
   }
 }
 
@@ -203,20 +204,15 @@ static const Stored* contiguous_row(const View& view, int64_t e, int64_t n, int6
   return gathered;
 }
 
-// The row as `element`, which is kF32 for quantized sources: rounded to job.through on the way.
+// The row as `element`, which is job.through for quantized sources: they are rounded to it.
 template <Element element>
 static const typename Reader<element>::Stored* source_row(const Job& job, const Item& item, int64_t e, int64_t n,
                                                           Scratch& scratch) {
-  if constexpr (element == kF32) {
-    if (job.encoded) {
-      const int64_t width = job.element == kE2m1 ? item.k / 2 : item.k;
-      const uint8_t* codes = contiguous_row<uint8_t>(item.source, e, n, width, scratch);
-      float* decoded = scratch.decoded.of<float>(item.k);
-      if (job.through == kBf16) decode_row<Through<kBf16>>(job, item, e, n, codes, decoded);
-      if (job.through == kF16) decode_row<Through<kF16>>(job, item, e, n, codes, decoded);
-      if (job.through == kF32) decode_row<Through<kF32>>(job, item, e, n, codes, decoded);
-      return decoded;
-    }
-  }
-  return contiguous_row<typename Reader<element>::Stored>(item.source, e, n, item.k, scratch);
+  using Stored = typename Reader<element>::Stored;
+  if (!job.encoded) return contiguous_row<Stored>(item.source, e, n, item.k, scratch);
+  const int64_t width = job.element == kE2m1 ? item.k / 2 : item.k;
+  const uint8_t* codes = contiguous_row<uint8_t>(item.source, e, n, width, scratch);
+  Stored* decoded = scratch.decoded.of<Stored>(item.k);
+  decode_row<Dense<element>>(job, item, e, n, codes, decoded);
+  return decoded;
 }
