@@ -47,7 +47,7 @@ class ScaleDesc:
         return f"{self.dtype or 'unknown'} {self.granularity}"
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 @functools.total_ordering
 class QuantKey:
     """The format of one tensor: frozen, hashable, ordered by its text, printable and parseable back.

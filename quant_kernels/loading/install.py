@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import torch
 from torch import Tensor, nn
 
 from quant_kernels.loading.modules import TRANSPOSED_ATTRIBUTE
@@ -90,5 +89,8 @@ def mark(view: LayerView, config: LayerQuantConfig) -> None:
 
 def tensor_nbytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers; a tensor that modules share counts once."""
-    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    return sum(each.nbytes for each in tensors.values() if each.device != torch.device("meta"))
+    tensors: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):  # noqa: SLF001  (parameters() builds every name)
+            tensors.update((id(each), each) for each in held.values() if each is not None)
+    return sum(each.nbytes for each in tensors.values() if not each.is_meta)

@@ -109,11 +109,9 @@ class LayerConverter:
         """
         target = target_of(plan)
         started = time.perf_counter()
-        fresh = list({each.key: each for each in works if each.key not in self._shared}.values())
+        fresh = works if not self._tied else self._not_converted(works)
         try:
-            agreed = agree(
-                self._ranks, [(each.work, each.place) for each in fresh], target, self._options, layer=plan.name
-            )
+            agreed = self._agreed(plan, fresh, target)
         except Exception as error:
             self.failure, self.told_others = self._told(error, plan), True
             raise self.failure from error
@@ -145,6 +143,15 @@ class LayerConverter:
         )
         self.records.append(record)
         return record
+
+    def _not_converted(self, works: Sequence[SlotWork]) -> Sequence[SlotWork]:
+        """Return the weights that no other slot has brought yet, each once."""
+        return list({each.key: each for each in works if each.key not in self._shared}.values())
+
+    def _agreed(self, plan: LayerPlan, works: Sequence[SlotWork], target: QuantFormat) -> list[WeightWork]:
+        if self._ranks.size == 1:
+            return [each.work for each in works]
+        return agree(self._ranks, [(each.work, each.place) for each in works], target, self._options, layer=plan.name)
 
     def tell_others(self, plans: Sequence[LayerPlan], works: Sequence[Sequence[SlotWork]]) -> None:
         """After a failure that other ranks do not know of, take part in their next exchange to tell them.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quant_kernels.loading.decisions import LayerPlan, ModelDecisions
+    from quant_spec import Decision, LayerQuantConfig, QuantKey
+    from quant_spec.report import Rule
 
 _log = logging.getLogger("quant_kernels")
 _REASONS: Final = {
@@ -66,6 +68,30 @@ class RankPart:
     bytes_read: int = 0
     peak_bytes: int = 0
     sent_bytes: int = 0
+
+
+class _Words:
+    """What reports call formats and rules: found once for all layers that share them."""
+
+    def __init__(self, request: object) -> None:
+        self.request = request
+        self._rules: dict[tuple[int, Why], tuple[Rule, object]] = {}
+        self._formats: dict[tuple[QuantKey | None, QuantKey | None], tuple[str, str, str, str]] = {}
+
+    def rule(self, decision: Decision) -> Rule:
+        """Return the rule that decided about a layer."""
+        key = id(decision.entry), decision.why
+        if key not in self._rules:
+            self._rules[key] = rule_of(decision, self.request), decision.entry
+        return self._rules[key][0]
+
+    def of(self, config: LayerQuantConfig) -> tuple[str, str, str, str]:
+        """Return quantization type, dtype, weight format and activation format of a layer."""
+        key = config.weight_key, config.activation_key
+        if key not in self._formats:
+            dtype = quant_dtype_name(config.element.torch_name, config.element.bits)
+            self._formats[key] = config.quant_type, dtype, word(key[0]), word(key[1])
+        return self._formats[key]
 
 
 def source_words(decisions: ModelDecisions) -> dict[str, str]:
@@ -109,23 +135,23 @@ def merged_report(
     answers = cast("list[tuple[RankPart, str | None]]", ranks.gather((part, failure), "gathering the report"))
     raise_failures(ranks, "quantizing the model", [each[1] for each in answers])
     parts = [each[0] for each in answers]
-    request = _request(decisions)
+    words = _Words(_request(decisions))
     names = [layer.name for layer in decisions.layers]
     at = {name: index for index, name in enumerate(parts[0].sources)}
     weighty = (layer for layer in decisions.layers if layer.view.slots)
     ordered = sorted(weighty, key=lambda layer: at.get(layer.name, len(at)))
     by_rank = [{record.layer: record for record in each.records} for each in parts]
     layers = [
-        _layer(layer, [each.get(layer.name) for each in by_rank], parts, request)
+        _layer(layer, [each.get(layer.name) for each in by_rank], parts, words)
         for layer in ordered
         if layer.target is not None
     ]
     return QuantReport(
         model=model,
-        online_quant_config=request,
+        online_quant_config=words.request,
         elapsed_seconds=max(each.elapsed_seconds for each in parts),
         layers=tuple(layers),
-        kept=tuple(_kept(layer, parts, request) for layer in ordered if layer.target is None),
+        kept=tuple(_kept(layer, parts, words) for layer in ordered if layer.target is None),
         unmatched=tuple(
             UnmatchedEntry(entry.text, entry.path, nearest_names(entry.text, names))
             for entry in decisions.plan.unmatched
@@ -174,9 +200,10 @@ def write_and_log(ranks: Ranks, report: QuantReport, folder: Path | str | None, 
 
 
 def _layer(
-    layer: LayerPlan, records: Sequence[LayerRecord | None], parts: Sequence[RankPart], request: object
+    layer: LayerPlan, records: Sequence[LayerRecord | None], parts: Sequence[RankPart], words: _Words
 ) -> LayerReport:
-    config, placement = layer.decision.config, layer.placement
+    placement = layer.placement
+    quant_type, quant_dtype, target, activation = words.of(layer.decision.config)
     present = [record for record in records if record is not None]
     spread = placement is not None and placement.is_spread
     counted = present if spread else present[:1]
@@ -185,12 +212,12 @@ def _layer(
     source = next(each.sources[layer.name] for each in parts if layer.name in each.sources)
     return LayerReport(
         layer=layer.name,
-        quant_type=config.quant_type,
-        quant_dtype=quant_dtype_name(config.element.torch_name, config.element.bits),
+        quant_type=quant_type,
+        quant_dtype=quant_dtype,
         source=source,
-        target=word(config.weight_key),
-        activation=word(config.activation_key),
-        rule=rule_of(layer.decision, request),
+        target=target,
+        activation=activation,
+        rule=words.rule(layer.decision),
         shapes=_shapes(layer),
         weights=sum(each.weights for each in present) if by_expert else layer.view.weights,
         bytes_before=sum(each.bytes_before for each in counted),
@@ -207,13 +234,13 @@ def _shapes(layer: LayerPlan) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(shapes))
 
 
-def _kept(layer: LayerPlan, parts: Sequence[RankPart], request: object) -> KeptLayer:
+def _kept(layer: LayerPlan, parts: Sequence[RankPart], words: _Words) -> KeptLayer:
     spread = layer.placement is not None and layer.placement.is_spread
     counted = parts if spread else parts[:1]
     return KeptLayer(
         layer=layer.name,
         source=next(each.sources[layer.name] for each in parts if layer.name in each.sources),
-        rule=rule_of(layer.decision, request),
+        rule=words.rule(layer.decision),
         reason=layer.decision.reason or _REASONS[layer.decision.why],
         shapes=_shapes(layer),
         nbytes=sum(each.kept.get(layer.name, 0) for each in counted),

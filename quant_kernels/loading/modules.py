@@ -155,7 +155,7 @@ ModuleView: TypeAlias = Callable[[str, nn.Module], Iterable[WeightSlot]]
 
 def linear_view(name: str, module: nn.Module) -> Iterator[WeightSlot]:
     """Yield the 2-D `weight` of a module that is neither an embedding nor a convolution."""
-    weight = own_tensors(module).get("weight")
+    weight = _own_weight(module)
     if weight is not None and weight.dim() == _MATRIX and _other_kind(name, module) is None:
         yield WeightSlot(name, module, "weight", shard_rows=_widths(module, weight.shape[0]))
 
@@ -206,6 +206,11 @@ def gate_up_order(name: str, module: nn.Module) -> GateUpOrder:
             return order
     message = f"{name}.gate_up_order: found {said!r}; allowed: {', '.join(GATE_UP_ORDERS)}"
     raise ValueError(message)
+
+
+def _own_weight(module: nn.Module) -> Tensor | None:
+    found: Tensor | None = module._parameters.get("weight")  # noqa: SLF001  (cheaper than getattr)
+    return module._buffers.get("weight") if found is None else found  # noqa: SLF001
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -323,7 +328,7 @@ def _widths(module: nn.Module, rows: int) -> tuple[int, ...] | None:
 
 def _other_kind(name: str, module: nn.Module) -> ModuleKind | None:
     """Return the kind of a module whose weight is not quantized, or None."""
-    weight = own_tensors(module).get("weight")
+    weight = _own_weight(module)
     if weight is None:
         return None
     class_name = type(module).__name__

@@ -82,6 +82,10 @@ def place_layers(
         PlanError: a style is unknown, or no layer of several ranks says how it is cut.
         LoadError: the ranks disagree, or one does not answer.
     """
+    if ranks.size == 1:
+        whole = ShardPlace()
+        weighty = ((name, [slot.shape for slot in view.slots]) for name, view in layers.items() if view.slots)
+        return {name: LayerPlacement("replicated", (whole,) * len(shapes), tuple(shapes)) for name, shapes in weighty}
 
     def tell() -> tuple[str, dict[str, _Told]]:
         own = {name: _told(view, given or {}, ranks.size) for name, view in layers.items() if view.slots}
