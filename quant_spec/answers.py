@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from quant_spec.config import QuantizationConfig
     from quant_spec.layer_config import LayerQuantConfig
-    from quant_spec.resolver import Position
+    from quant_spec.resolver_states import Position
 
 MAX_REMEMBERED: Final = 200_000
 """Names whose format is remembered; beyond it they are forgotten and found anew."""

@@ -7,17 +7,19 @@ so the cost of a name is that of its last segment. `Pattern.covers` states the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from quant_spec.automaton import Automaton, NodeSet
+from quant_spec.automaton import Automaton
 from quant_spec.errors import ResolveError, TooMuchWorkError, shown
 from quant_spec.patterns import EXPERTS, Pattern, PatternKind, Scope, containers
 from quant_spec.regexes import parse_regex
+from quant_spec.resolver_states import MAX_WORK, NONE, WEIGHT, Path, Position, Run, State, more_spent, united
 from quant_spec.special import SpecialExpressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from quant_spec.automaton import NodeSet
     from quant_spec.mapping import NameRules
 
 MAX_PATHS: Final = 100_000
@@ -26,93 +28,8 @@ MAX_PATHS: Final = 100_000
 MAX_PATH_LENGTH: Final = 512
 """Characters of a parent path that is remembered."""
 
-MAX_WORK: Final = 1_000_000
-"""Live nodes over the characters of one name, and entries over its segments: what one name may cost."""
-
-_LIGHT: Final = 500
-"""Nodes and entries of a config in which no name can come near that: nothing is counted."""
-
-_WEIGHT: Final = ".weight"
-_UNIT: Final = 512
-"""Work is counted in whole units a segment: the segments of ordinary names cost none."""
-
 _MAX_KEPT: Final = 500_000
 """Entries in all remembered states and paths; beyond it they are forgotten and found anew."""
-
-_NONE: Final[frozenset[int]] = frozenset()
-
-
-class State:
-    """What is known after some segments of a name, whatever they were.
-
-    Attributes:
-        hits: entries that cover the module which ends here (literals of whole names apart).
-        first: the least of them.
-        below: entries that cover everything below.
-        spent: units of work that this name has taken so far.
-        edges: next segment -> next state.
-        lead: what stands between what has been read and the next segment.
-    """
-
-    __slots__ = ("below", "edges", "first", "hits", "lead", "nodes", "runs", "spent")
-
-    def __init__(
-        self, nodes: NodeSet, runs: frozenset[int], hits: frozenset[int], below: frozenset[int], spent: int, none: int
-    ) -> None:
-        """Take the automaton's state, the live runs of segments, and the entries; `none` stands for no entry."""
-        self.spent = spent
-        self.nodes = nodes
-        self.runs = runs
-        self.hits = hits
-        self.below = below
-        self.first = min(hits, default=none)
-        self.edges: dict[str, State] = {}
-        self.lead = "."
-
-
-Position: TypeAlias = "tuple[State, int]"
-"""A parent path: its state, and the least index of a literal that covers everything below it."""
-
-
-class _Path:
-    """A parent path: its state, the literals that cover what lies below it, and the units of work that they took."""
-
-    __slots__ = ("literals", "spent", "state")
-
-    def __init__(self, state: State, literals: frozenset[int], spent: int) -> None:
-        self.state = state
-        self.literals = literals
-        self.spent = spent
-
-
-def _spent(before: int, work: int) -> int:
-    """Return the units of work that a name has taken, after a segment that took `work`.
-
-    Raises:
-        TooMuchWorkError: more than `MAX_WORK`.
-    """
-    spent = before + work // _UNIT
-    if spent * _UNIT > MAX_WORK:
-        raise TooMuchWorkError
-    return spent
-
-
-def _union(known: frozenset[int], *more: Iterable[int]) -> frozenset[int]:
-    """Return the union: the same object where nothing is new, since entries may be a hundred thousand."""
-    if not any(more):
-        return known
-    found = known.union(*more)
-    return known if len(found) == len(known) else found
-
-
-class _Run:
-    """A node of the tree of segment runs (`a.b` anywhere in a name)."""
-
-    __slots__ = ("ends", "next")
-
-    def __init__(self) -> None:
-        self.next: dict[str, int] = {}
-        self.ends: list[int] = []
 
 
 class Resolver:
@@ -127,7 +44,7 @@ class Resolver:
         self._mapping = rules if mapped and rules.name_mapping else None
         self._subtrees: dict[str, list[int]] = {}
         self._exact: dict[str, list[int]] = {}
-        self._runs: list[_Run] = [_Run()]
+        self._runs: list[Run] = [Run()]
         self._automaton = Automaton()
         self._special = SpecialExpressions()
         self._classes: dict[str, list[int]] = {}
@@ -138,8 +55,7 @@ class Resolver:
             self._add(index, entry)
         self._globs = frozenset(index for index, entry in enumerate(entries) if entry.kind is PatternKind.GLOB)
         self._states: dict[tuple[NodeSet, frozenset[int], frozenset[int], frozenset[int], int], State] = {}
-        self._paths: dict[str, _Path] = {}
-        self._heavy = len(entries) + len(self._automaton) > _LIGHT
+        self._paths: dict[str, Path] = {}
         self._kept = 0
         self.forgotten = 0
         self._begin()
@@ -185,14 +101,14 @@ class Resolver:
             following = self._runs[node].next
             if segment not in following:
                 following[segment] = len(self._runs)
-                self._runs.append(_Run())
+                self._runs.append(Run())
             node = following[segment]
         self._runs[node].ends.append(index)
 
     # -- states -----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._root = State(self._automaton.start, frozenset({0}), _NONE, _NONE, 0, self.none)
+        self._root = State(self._automaton.start, frozenset({0}), NONE, NONE, 0, self.none)
         self._root.lead = ""
         self._automaton_forgotten = self._automaton.forgotten
 
@@ -220,13 +136,10 @@ class Resolver:
             if following is not None:
                 ends.extend(self._runs[following].ends)
                 runs.add(following)
-        below = _union(state.below, ends, nodes.globs, nodes.regexes if segment == EXPERTS else ())
-        hits = _union(below, nodes.regexes, automaton.globs_of_module(nodes))
-        spent = 0
-        if self._heavy:
-            live += len(_WEIGHT) * len(nodes.nodes)
-            fitting = (0 if below is state.below else len(below)) + (0 if hits is below else len(hits))
-            spent = _spent(state.spent, live + fitting)
+        below = united(state.below, ends, nodes.globs, nodes.regexes if segment == EXPERTS else ())
+        hits = united(below, nodes.regexes, automaton.globs_of_module(nodes))
+        fitting = (0 if below is state.below else len(below)) + (0 if hits is below else len(hits))
+        spent = more_spent(state.spent, live + len(WEIGHT) * len(nodes.nodes) + fitting)
         key = (nodes, frozenset(runs), hits, below, spent)
         found = self._states.get(key)
         if found is None:
@@ -242,7 +155,7 @@ class Resolver:
             state.edges[segment] = found
         return found
 
-    def _path(self, path: str) -> _Path:
+    def _path(self, path: str) -> Path:
         """Return the record of a parent path, "" being the root. Paths above it are recorded on the way."""
         missing: list[str] = []
         record = self._paths.get(path)
@@ -251,7 +164,7 @@ class Resolver:
             path = path.rpartition(".")[0]
             record = self._paths.get(path)
         if record is None:
-            record = _Path(self._root, _NONE, 0)
+            record = Path(self._root, NONE, 0)
         for each in reversed(missing):
             record = self._below(record, each)
             if len(self._paths) >= MAX_PATHS:
@@ -260,17 +173,17 @@ class Resolver:
                 self._paths[each] = record
         return record
 
-    def _below(self, above: _Path, path: str) -> _Path:
+    def _below(self, above: Path, path: str) -> Path:
         segment = path.rpartition(".")[2]
         state = above.state.edges.get(segment) or self._edge(above.state, segment)
         own = self._subtrees.get(path, [])
         if segment == EXPERTS:
             own = own + self._exact.get(path, [])
-        literals = _union(above.literals, own)
+        literals = united(above.literals, own)
         if literals is above.literals:
-            return _Path(state, literals, above.spent)
+            return Path(state, literals, above.spent)
         self._kept += len(literals)
-        return _Path(state, literals, _spent(above.spent, len(literals)))
+        return Path(state, literals, more_spent(above.spent, len(literals)))
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -385,7 +298,7 @@ class Resolver:
         fused = self.hits(name)
         if not fused:
             return each
-        anywhere: frozenset[int] = _NONE.union(*each)
+        anywhere: frozenset[int] = NONE.union(*each)
         patterns = self.pattern_entries
         direct = frozenset(index for index in fused if index not in patterns or index not in anywhere)
         return [hits | direct for hits in each]
@@ -405,13 +318,13 @@ class _Written:
     def hits(self, name: str) -> frozenset[int]:
         automaton = self.automaton
         state = automaton.start
-        found: frozenset[int] = _NONE
+        found: frozenset[int] = NONE
         spent = 0
         segments = name.split(".")
         for index, segment in enumerate(segments):
             state, live = automaton.walked(state, f".{segment}" if index else segment, MAX_WORK)
-            found = _union(found, state.globs)
-            spent = _spent(spent, live + len(found))
+            found = united(found, state.globs)
+            spent = more_spent(spent, live + len(found))
             if segment == EXPERTS:
                 found |= state.regexes
         return found | state.regexes | automaton.globs_of_module(state)
