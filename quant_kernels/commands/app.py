@@ -241,6 +241,30 @@ def report(
 
 
 @app.command(
+    short_help="How far one checkpoint's weights are from another's.",
+    epilog=_examples(
+        "quant-spec compare Qwen3-8B Qwen3-8B-quantized",
+        "quant-spec compare Qwen3-8B Qwen3-8B-quantized --html compared.html",
+    ),
+)
+def compare(
+    left: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="The checkpoint whose values are the signal.")],
+    right: Annotated[Path, typer.Argument(metavar="OTHER_DIR", help="The checkpoint compared with it.")],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write it as an HTML page; must not exist.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List all layers, those that are the same too.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print SQNR, largest error and cosine of each layer, the worst first; either may be quantized or not."""
+    with refusals(as_json=as_json):
+        from quant_kernels.commands import compare as command
+
+        command.run(left, right, html=html, verbose=verbose, as_json=as_json, quiet=quiet)
+
+
+@app.command(
     short_help="Check a document, and say what it means.",
     epilog=_examples(
         "quant-spec validate recipe.json",
