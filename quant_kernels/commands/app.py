@@ -99,8 +99,8 @@ def _options(
     short_help="What a request makes of a checkpoint.",
     epilog=_examples(
         "quant-spec plan Qwen3-8B --online-quant-config recipe.json",
-        "quant-spec plan Qwen3-8B --online-quant-config recipe.json --on-unmatched error --quiet",
-        """quant-spec plan Qwen3-8B --online-quant-config '{"global_quant_config": "mxfp4"}'""",
+        "quant-spec plan Qwen3-8B --online-quant-config recipe.json --quiet",
+        """quant-spec plan Qwen3-8B --online-quant-config '{"linear": "mxfp8"}'""",
     ),
 )
 def plan(
@@ -132,7 +132,7 @@ def plan(
 @app.command(
     short_help="What one module becomes, why, and by which entry.",
     epilog=_examples(
-        "quant-spec explain Qwen3-8B model.layers.0.mlp.up_proj --online-quant-config recipe.json",
+        "quant-spec explain Qwen3-8B lm_head --online-quant-config recipe.json",
         "quant-spec explain DeepSeek-R1 model.layers.3.mlp.experts",
     ),
 )
@@ -153,8 +153,9 @@ def explain(
 @app.command(
     short_help="Quantize a checkpoint folder into another one.",
     epilog=_examples(
-        "quant-spec quantize Qwen3-8B --online-quant-config recipe.json --output Qwen3-8B-quantized",
-        "quant-spec quantize Qwen3-8B --online-quant-config recipe.json --output out --measure --html",
+        "quant-spec quantize Qwen3-8B --online-quant-config recipe.json --output out",
+        """quant-spec quantize Qwen3-8B --online-quant-config recipe.json \\""",
+        "    --output out --report-dir reports --measure --html",
     ),
 )
 def quantize(
@@ -221,8 +222,8 @@ def quantize(
 @app.command(
     short_help="Show a report's file again: as a table, or as an HTML page.",
     epilog=_examples(
-        "quant-spec report online_quant_info_20260801_101500_123456789.json",
-        "quant-spec report online_quant_info_20260801_101500_123456789.json --html page.html",
+        "quant-spec report online_quant_info_20260801_101500_123.json",
+        "quant-spec report online_quant_info_20260801_101500_123.json --html a.html",
     ),
 )
 def report(
@@ -265,6 +266,59 @@ def compare(
 
 
 @app.command(
+    short_help="The request that makes the best of a number of bytes.",
+    epilog=_examples(
+        "quant-spec recommend Qwen3-8B --max-bytes 0.35 > recipe.json",
+        "quant-spec recommend Qwen3-8B --min-sqnr 20 --svg curve.svg --json",
+    ),
+)
+def recommend(
+    model_dir: ModelDir,
+    max_bytes: Annotated[
+        float | None,
+        typer.Option("--max-bytes", metavar="FRACTION", help="Size of the result, as a fraction of the source's."),
+    ] = None,
+    min_sqnr: Annotated[
+        float | None,
+        typer.Option("--min-sqnr", metavar="DB", help="Signal-to-noise ratio that no layer may fall below."),
+    ] = None,
+    formats: Annotated[
+        str, typer.Option("--formats", metavar="NAMES", help="Formats to weigh, with commas between.")
+    ] = "mxfp4,mxfp8,ptpc_fp8",
+    objective: Annotated[
+        str, typer.Option("--objective", metavar="relative|absolute|output", help="The error that is made small.")
+    ] = "output",
+    granularity: Annotated[
+        str, typer.Option("--granularity", metavar="kind|layer", help="One format a kind of layer, or each by itself.")
+    ] = "kind",
+    scale_rounding: Annotated[
+        str | None, typer.Option("--scale-rounding", metavar="even|floor|rceil", help="For power-of-two scales.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write the trade-off as a picture.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a checkpoint's weights, and print the online_quant_config that makes the best of its bytes."""
+    with refusals(as_json=as_json):
+        from quant_kernels.commands import recommend as command
+
+        command.run(
+            model_dir,
+            max_bytes=max_bytes,
+            min_sqnr=min_sqnr,
+            formats=formats,
+            objective=objective,
+            granularity=granularity,
+            scale_rounding=scale_rounding,
+            svg=svg,
+            as_json=as_json,
+            quiet=quiet,
+        )
+
+
+@app.command(
     short_help="Check a document, and say what it means.",
     epilog=_examples(
         "quant-spec validate recipe.json",
@@ -290,7 +344,7 @@ def validate(
     short_help="The format of each module named on standard input.",
     epilog=_examples(
         "echo model.layers.0.mlp.up_proj | quant-spec resolve recipe.json",
-        "quant-spec resolve recipe.json --source DeepSeek-R1/config.json --json < names.txt",
+        "quant-spec resolve recipe.json --source R1/config.json < names.txt",
     ),
 )
 def resolve(
