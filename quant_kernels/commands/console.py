@@ -110,13 +110,21 @@ def print_line(text: str) -> None:
     sys.stdout.write(f"{printable(text)}\n")
 
 
-def print_log(text: str) -> None:
-    """Print a line of the log: as one line, but on a terminal folded at words to its width, and indented below."""
+def print_log(text: str, style: str | None = None) -> None:
+    """Print a line of the log: as one line, but on a terminal folded at words to its width, and indented below.
+
+    Args:
+        text: the line.
+        style: rich's word for its colour, on terminals that want colours.
+    """
     if not sys.stdout.isatty():
         print_line(text)
         return
-    lines = textwrap.wrap(printable(text), console().width, subsequent_indent="  ", break_on_hyphens=False)
-    sys.stdout.write("\n".join(lines) + "\n")
+    from rich.text import Text
+
+    screen = console()
+    lines = textwrap.wrap(printable(text), screen.width, subsequent_indent="  ", break_on_hyphens=False)
+    screen.print(Text("\n".join(lines), style=style or ""))
 
 
 def print_rich(what: RenderableType) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from quant_kernels.commands.console import STDIN, print_json, print_line, read_request, read_stdin
+from quant_kernels.commands.console import STDIN, print_json, print_line, print_log, read_request, read_stdin
 from quant_spec import QuantizationConfig, QuantSpecError
 from quant_spec.errors import ConfigError, json_type, shown
 from quant_spec.layer_config import word
@@ -108,23 +108,20 @@ def run_validate(given: str, *, source: str | None, quantization: str | None, as
         print_json(summary)
     if as_json or quiet:
         return
-    print_line(f"valid {read.kind}, quant_method {config.quant_method or 'none'}")
-    print_line(f"global {config.global_spec}")
+    print_log(f"valid {read.kind}, quant_method {config.quant_method or 'none'}")
+    print_log(f"global {config.global_spec}")
     for entry, spec in (*config.layer_pattern_specs, *config.class_specs):
-        print_line(f"{entry.path}: {entry.text!r} -> {spec}")
+        print_log(f"{entry.path}: {entry.text!r} -> {spec}")
     for entry in config.exclude_layers:
-        print_line(f"{entry.path}: {entry.text!r} excluded")
-    print_line(f"digest {summary['digest']} ({summary['digest_of']})")
+        print_log(f"{entry.path}: {entry.text!r} excluded")
+    print_log(f"digest {summary['digest']} ({summary['digest_of']})")
 
 
 def _digest_of(kind: str, source: str | None) -> str:
+    """Return what a digest covers: `plan` covers the names of a checkpoint's tensors too, so its digest differs."""
     if kind != "request":
-        return f"the checkpoint's {kind}"
-    return (
-        "the request alone; a checkpoint's config comes with --source"
-        if source is None
-        else ("the request over the checkpoint's config")
-    )
+        return f"the {kind} alone"
+    return "the request alone" if source is None else "the request over the config given"
 
 
 def run_resolve(given: str, *, source: str | None, quantization: str | None, as_json: bool) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from quant_spec.plan import ModulePlan
 
+DIGEST_OF: Final = "the request over the checkpoint's config and tensor names"
 _NEAREST: Final = 3
 
 
@@ -59,11 +60,11 @@ def run_plan(
     if not quiet:
         _print_table(surveyed, verbose=verbose)
     for warning in surveyed.warnings:
-        print_log(f"warning: {warning}")
+        print_log(f"warning: {warning}", style="yellow")
     for entry in surveyed.plan.shadowed:
         print_log(f"note: {entry.path}: {entry.text!r} fits modules, but an entry before it decides all of them")
     if not quiet:
-        print_line(f"digest {surveyed.config.digest()} (the request over the checkpoint's config)")
+        print_log(f"digest {surveyed.config.digest()} ({DIGEST_OF})")
 
 
 def module_bytes(surveyed: Survey, module: ModulePlan) -> tuple[int, int]:
@@ -97,6 +98,7 @@ def plan_document(surveyed: Survey) -> dict[str, object]:
         "bytes_before": total,
         "bytes_after": total - saved,
         "digest": surveyed.config.digest(),
+        "digest_of": DIGEST_OF,
     }
 
 

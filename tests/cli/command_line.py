@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -12,13 +13,12 @@ from safetensors.torch import save_file
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Mapping
-    from pathlib import Path
 
 RECIPE: Final = (
     '{"global_quant_config":"ptpc_fp8","layer_quant_config":{"*.mlp.*":"mxfp4"},"exclude_layer":["lm_head"]}'
 )
 REQUEST: Final = "--online-quant-config"
-PROGRAM: Final = (sys.executable, "-m", "quant_kernels.cli")
+PROGRAM: Final = (str(Path(sys.executable).with_name("quant-spec")),)
 
 
 class Shell(Protocol):

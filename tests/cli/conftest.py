@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from command_line import Shell, tensors, write_model
+from command_line import PROGRAM, Shell, tensors, write_model
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     def run(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        script = f'quant-spec() {{ "{sys.executable}" -m quant_kernels.cli "$@"; }}\n{line}'
+        script = f'quant-spec() {{ "{PROGRAM[0]}" "$@"; }}\n{line}'
         return subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     return run
