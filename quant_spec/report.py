@@ -134,6 +134,23 @@ class KeptLayer:
 
 
 @attrs.frozen
+class OtherModules:
+    """Modules of a kind that is never quantized, counted.
+
+    Attributes:
+        kind: `embedding`, `norm` or `conv`.
+        modules: how many.
+        nbytes: bytes of their weights.
+        reason: why they stay, in words.
+    """
+
+    kind: str
+    modules: int
+    nbytes: int
+    reason: str
+
+
+@attrs.frozen
 class LoadingFacts:
     """What loading a model in memory took, beside the conversions themselves.
 
@@ -203,6 +220,7 @@ class QuantReport:
         digest: digest of the configuration that was applied.
         output: folder that was written; None for a model in memory or a plan.
         loading: for a model in memory, what loading took; None for a checkpoint job or a plan.
+        others: embeddings, norms and convolutions, which are never quantized, counted by kind; a checkpoint job's.
         saved_to: the report's file, if one was written; not part of the file itself.
     """
 
@@ -219,6 +237,7 @@ class QuantReport:
     digest: str = ""
     output: str | None = None
     loading: LoadingFacts | None = None
+    others: tuple[OtherModules, ...] = ()
     saved_to: Path | None = None
 
     @property
@@ -250,6 +269,7 @@ class QuantReport:
             "digest": self.digest,
             "output": self.output,
             "loading": _plain(self.loading),
+            "others": _plain(self.others),
         }
 
     def write(self, folder: Path | str | None = None) -> Path:

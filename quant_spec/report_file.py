@@ -9,7 +9,7 @@ import attrs
 
 from quant_spec.documents import read_json
 from quant_spec.errors import ConfigError
-from quant_spec.report import KeptLayer, LayerReport, LoadingFacts, QuantReport, Rule, UnmatchedEntry
+from quant_spec.report import KeptLayer, LayerReport, LoadingFacts, OtherModules, QuantReport, Rule, UnmatchedEntry
 from quant_spec.schema import validate
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def read_report(path: Path | str) -> QuantReport:
         layers=tuple(_layer(LayerReport, each) for each in _objects(found["layers"])),
         kept=tuple(_layer(KeptLayer, each) for each in _objects(found["kept"])),
         unmatched=tuple(_made(UnmatchedEntry, each) for each in _objects(found["unmatched"])),
+        others=tuple(_made(OtherModules, each) for each in _objects(found.get("others", []))),
         loading=_made(LoadingFacts, cast("Mapping[str, object]", loading)) if loading else None,
         saved_to=Path(path),
     )

@@ -124,7 +124,14 @@ def test_every_key_of_the_report_is_explained() -> None:
     from quant_spec import report
 
     page = (ROOT / "docs" / "reference" / "report.md").read_text("utf-8")
-    parts = (report.LayerReport, report.KeptLayer, report.UnmatchedEntry, report.Rule, report.LoadingFacts)
+    parts = (
+        report.LayerReport,
+        report.KeptLayer,
+        report.UnmatchedEntry,
+        report.Rule,
+        report.LoadingFacts,
+        report.OtherModules,
+    )
     document = report.QuantReport(model="m", online_quant_config={}, elapsed_seconds=0.0, layers=()).to_dict()
     keys = {*document, *document["totals"], *(field.name for part in parts for field in attrs.fields(part))}
     assert {key for key in keys if f"`{key}`" not in page} == set()

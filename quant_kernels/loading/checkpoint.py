@@ -18,7 +18,13 @@ from quant_kernels.library import native_on
 from quant_kernels.loading.folder import open_folder
 from quant_kernels.loading.job import Job, Step, prepare
 from quant_kernels.loading.output import OutputFolder, check_output
-from quant_kernels.loading.report_parts import kept_layers, quantized_layers, requested, unmatched_entries
+from quant_kernels.loading.report_parts import (
+    kept_layers,
+    other_modules,
+    quantized_layers,
+    requested,
+    unmatched_entries,
+)
 from quant_kernels.loading.steps import CopyStep
 from quant_kernels.loading.storage import QUARK
 from quant_kernels.loading.survey import Survey, survey
@@ -174,6 +180,7 @@ def carry_out(
         versions=_versions(),
         digest=surveyed.config.digest(),
         output=str(target),
+        others=other_modules(surveyed),
     )
     if write_report:
         report = attrs.evolve(report, saved_to=report.write(report_dir))

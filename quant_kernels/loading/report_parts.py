@@ -13,7 +13,7 @@ from quant_kernels.loading.steps import WeightStep
 from quant_spec.decision import QUANTIZABLE_KINDS
 from quant_spec.layer_config import word
 from quant_spec.matching import Why
-from quant_spec.report import KeptLayer, LayerReport, Rule, UnmatchedEntry
+from quant_spec.report import KeptLayer, LayerReport, OtherModules, Rule, UnmatchedEntry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,6 +144,19 @@ def kept_layers(survey: Survey) -> tuple[KeptLayer, ...]:
             )
         )
     return tuple(found)
+
+
+def other_modules(survey: Survey) -> tuple[OtherModules, ...]:
+    """Return how many modules there are of each kind that is never quantized, and their bytes."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for module in survey.plan.modules:
+        kind = survey.kind(module)
+        if kind not in QUANTIZABLE_KINDS:
+            groups[kind].append(stored_nbytes(survey, module))
+    return tuple(
+        OtherModules(kind, len(sizes), sum(sizes), f"{kind} modules are not quantized")
+        for kind, sizes in groups.items()
+    )
 
 
 def stored_nbytes(survey: Survey, planned: ModulePlan) -> int:

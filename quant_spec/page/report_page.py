@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOWEST: Final = 5
 """Layers of lowest signal to noise ratio that are named."""
 _NAMED: Final = 3
-_REST: Final = "other tensors (embeddings, norms, biases, …)"
+_REST: Final = "other tensors"
 _UNMEASURED: Final = Cell("", 1e308)
 """Sorts behind all that was measured."""
 _COLUMNS: Final = (
@@ -43,7 +43,7 @@ def report_page(report: QuantReport) -> str:
         _unmatched(report),
         _sizes(report),
         _errors(report),
-        _kept(report.kept),
+        _kept(report),
         _layers(report),
         _origin(report),
     ]
@@ -91,6 +91,7 @@ def _sizes(report: QuantReport) -> str:
         found = sums[layer_type(name)]
         found[:] = found[0] + 1, found[1] + before, found[2] + after
     rows = [Bar(name, *each) for name, each in sums.items()]
+    rows += [Bar(f"{each.kind} modules", each.modules, each.nbytes, each.nbytes) for each in report.others]
     rest = report.bytes_before - sum(row.before for row in rows), report.bytes_after - sum(row.after for row in rows)
     rows.sort(key=lambda row: -row.before)
     if min(rest) > 0:
@@ -118,11 +119,9 @@ def _errors(report: QuantReport) -> str:
     )
 
 
-def _kept(layers: Sequence[KeptLayer]) -> str:
-    if not layers:
-        return ""
+def _kept(report: QuantReport) -> str:
     groups: dict[tuple[str, str], list[KeptLayer]] = defaultdict(list)
-    for layer in layers:
+    for layer in report.kept:
         groups[because(str(layer.rule), layer.reason), layer.source].append(layer)
     columns = (
         Column("why"),
@@ -135,7 +134,8 @@ def _kept(layers: Sequence[KeptLayer]) -> str:
         (why, f"{len(group):,}", source, _names(group), human_bytes(sum(layer.nbytes for layer in group)))
         for (why, source), group in groups.items()
     ]
-    return section("Kept layers and why", table(columns, rows, label="Kept layers and why"))
+    rows += [(each.reason, f"{each.modules:,}", "", each.kind, human_bytes(each.nbytes)) for each in report.others]
+    return section("Kept layers and why", table(columns, rows, label="Kept layers and why")) if rows else ""
 
 
 def _names(group: Sequence[KeptLayer]) -> str:
