@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from quant_kernels.recommend.choose import Chosen, Point
     from quant_kernels.recommend.measure import Measured
 
 WIDTH: Final = 720
 HEIGHT: Final = 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 40, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 56, 56
 _STYLE: Final = (
     "text{font:13px system-ui,sans-serif;fill:#222}.a{stroke:#888;stroke-width:1}.g{stroke:#ddd;stroke-width:1}"
     ".c{fill:none;stroke:#2166ac;stroke-width:2}.p{fill:#2166ac}.x{fill:#b2182b}"
@@ -32,31 +31,28 @@ def curve_svg(measured: Measured, chosen: Chosen, whole: Mapping[str, Point], *,
         whole: format -> the point of all layers in that format, for comparison.
         title: stands above.
     """
-    points = [point for point in chosen.curve if point.error > 0]
-    own = [_own(chosen)] if chosen.error > 0 else []
-    marked = [*whole.values(), *points, *own]
-    if not marked:
-        return _frame(title, '<text x="360" y="210" text-anchor="middle">nothing to trade: no error left</text>')
-    low, high = _bounds([math.log10(point.error) for point in marked if point.error > 0])
-    left, right = _bounds([point.nbytes / measured.nbytes for point in marked])
+    points = chosen.curve
+    highest = max(point.error for point in points)
+    if highest <= 0:
+        return _frame(title, '<text x="360" y="210" text-anchor="middle">nothing to trade: no error</text>')
+    sizes = [point.nbytes / measured.nbytes for point in points]
+    left, right = min(sizes) - 0.02, max(sizes) + 0.02
 
     def at(point: Point) -> tuple[float, float]:
         x = _LEFT + (point.nbytes / measured.nbytes - left) / (right - left) * (WIDTH - _LEFT - _RIGHT)
-        y = _TOP + (high - math.log10(point.error)) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+        y = _TOP + (1 - point.error / highest) * (HEIGHT - _TOP - _BOTTOM)
         return round(x, 1), round(y, 1)
 
-    parts = [*_grid(left, right, low, high)]
+    parts = [*_grid(left, right)]
     path = " ".join(f"{x},{y}" for x, y in map(at, points))
     parts.append(f'<polyline class="c" points="{path}"><title>each layer by itself</title></polyline>')
-    for name, point in whole.items():
-        if point.error > 0:
-            x, y = at(point)
-            parts.append(
-                f'<circle class="p" cx="{x}" cy="{y}" r="4"/><text x="{x + 7}" y="{y - 7}">{escape(name)}</text>'
-            )
-    if chosen.error > 0:
-        x, y = at(_own(chosen))
-        parts.append(f'<circle class="x" cx="{x}" cy="{y}" r="6"/><text x="{x + 9}" y="{y + 16}">recommended</text>')
+    for index, (name, point) in enumerate(whole.items()):
+        x, y = at(point)
+        up = 8 + 16 * (index % 3)  # labels of points that lie close to each other
+        parts.append(f'<circle class="p" cx="{x}" cy="{y}" r="4"/><text x="{x + 7}" y="{y - up}">{escape(name)}</text>')
+    x, y = at(_own(chosen))
+    label = f'<text x="{x - 9}" y="{y + 20}" text-anchor="end">chosen</text>'
+    parts.append(f'<circle class="x" cx="{x}" cy="{y}" r="6"/>{label}')
     return _frame(title, "".join(parts))
 
 
@@ -64,28 +60,23 @@ def _own(chosen: Chosen) -> Point:
     return type(chosen.curve[0])(chosen.nbytes, chosen.error)
 
 
-def _bounds(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    margin = (high - low) * 0.06 or 0.05
-    return low - margin, high + margin
-
-
-def _grid(left: float, right: float, low: float, high: float) -> list[str]:
+def _grid(left: float, right: float) -> list[str]:
     found = []
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
     for step in range(5):
         x = _LEFT + inner_width * step / 4
         y = _TOP + inner_height * step / 4
-        share, error = left + (right - left) * step / 4, high - (high - low) * step / 4
+        share, error = left + (right - left) * step / 4, 1 - step / 4
         found.append(f'<line class="g" x1="{x}" x2="{x}" y1="{_TOP}" y2="{_TOP + inner_height}"/>')
         found.append(f'<line class="g" x1="{_LEFT}" x2="{_LEFT + inner_width}" y1="{y}" y2="{y}"/>')
         found.append(f'<text x="{x}" y="{HEIGHT - 34}" text-anchor="middle">{share:.0%}</text>')
-        found.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{10**error:.2g}</text>')
+        found.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{error:.0%}</text>')
     found.append(
         f'<text x="{_LEFT + inner_width / 2}" y="{HEIGHT - 12}" text-anchor="middle">size, of the source</text>'
     )
     middle = _TOP + inner_height / 2
-    found.append(f'<text x="16" y="{middle}" text-anchor="middle" transform="rotate(-90 16 {middle})">error</text>')
+    turned = f'text-anchor="middle" transform="rotate(-90 16 {middle})"'
+    found.append(f'<text x="16" y="{middle}" {turned}>error, of the smallest formats</text>')
     return found
 
 
