@@ -38,7 +38,7 @@ from quant_kernels.loading.headers import read_header
 from quant_kernels.loading.model import settle_layers, ties_of
 from quant_kernels.loading.model_report import write_and_log
 from quant_kernels.loading.modules import find_layers
-from quant_spec import LoadError, PlanError
+from quant_spec import LoadError, NameRules, PlanError
 from quant_spec.report import check_report_folder
 
 if TYPE_CHECKING:
@@ -145,8 +145,13 @@ class QuantSpecQuantizer(HfQuantizer):
 
     def _decide(self, model: PreTrainedModel) -> ModelDecisions:
         config = self.quantization_config
-        request = config.request(str(self._dtype).removeprefix("torch."))
-        layers = find_layers(model, request.names)
+        names = NameRules(num_experts=_experts(model))
+        layers = find_layers(model, names)
+        request = config.request(str(self._dtype).removeprefix("torch."), names)
+        for name, layer in layers.items():
+            if layer.kind == "moe":
+                # Configs of checkpoints name the classes of what was quantized: experts were linear layers then.
+                layers[name] = attrs.evolve(layer, class_name="Linear")
         for name, text in obstacles(layers).items():
             layers[name] = attrs.evolve(layers[name], obstacle=text)
         ties = {name: set(others) for name, others in ties_of(model, layers).items()}
@@ -249,6 +254,13 @@ class QuantSpecQuantizer(HfQuantizer):
     def is_compileable(self) -> bool:
         """True unless experts are quantized: their product reads back how many tokens each one gets."""
         return all(held.slot.role == "weight" for held in self._held.values())
+
+
+def _experts(model: PreTrainedModel) -> int | None:
+    """Return how many routed experts the layers of a model have; None: it has none."""
+    said = (getattr(each, "num_experts", None) for each in model.modules())
+    counts = {count for count in said if isinstance(count, int)}
+    return max(counts) if counts else None
 
 
 def _tied(model: PreTrainedModel) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from quant_kernels.loading.decisions import Policy
 from quant_kernels.loading.weights import ConversionOptions
-from quant_spec import ConfigError, Defect, ModelFacts, QuantizationConfig
+from quant_spec import ConfigError, Defect, ModelFacts, NameRules, QuantizationConfig
 from quant_spec.errors import unknown as unknown_word
 
 if TYPE_CHECKING:
@@ -104,17 +104,18 @@ class QuantSpecConfig(QuantizationConfigMixin):
         """
         return ConversionOptions(self.scale_rounding, self.check, self.measure, through=dtype)
 
-    def request(self, source_dtype: str) -> QuantizationConfig:
+    def request(self, source_dtype: str, names: NameRules | None = None) -> QuantizationConfig:
         """Return the request over the checkpoint's config.
 
         Args:
             source_dtype: dtype of unquantized weights, as torch names it.
+            names: what is known of the model's modules; None: nothing.
 
         Raises:
             ConfigError: one of them is refused, or the checkpoint's method cannot be converted.
         """
         facts = ModelFacts(torch_dtype=source_dtype)
-        below = QuantizationConfig.from_dict(self.source, facts=facts)
+        below = QuantizationConfig.from_dict(self.source, facts=facts, names=names or NameRules())
         return QuantizationConfig.from_online(self.online_quant_config, source=below)
 
     def over(self, source: Mapping[str, object]) -> QuantSpecConfig:

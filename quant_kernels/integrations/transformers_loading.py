@@ -91,23 +91,29 @@ class Loading:
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
-    def accept(self, name: str, tensor: Tensor, missing: MutableSet[str] | None = None) -> Made:
+    def accept(
+        self, name: str, tensor: Tensor, missing: MutableSet[str] | None = None, stored_nbytes: int | None = None
+    ) -> Made:
         """Return what the model gets for a plain tensor of the checkpoint: itself, or codes and scales.
 
         Args:
             name: full name of its parameter.
             tensor: its values, of the shape that the model's class has for them.
             missing: names still to be loaded; those of a weight that failed are taken out.
+            stored_nbytes: bytes of the codes and scales in the checkpoint that the values were decoded from.
         """
         held = self.held.get(name)
-        self._read += tensor.nbytes
+        nbytes = tensor.nbytes if stored_nbytes is None else stored_nbytes
+        self._read += nbytes
         if held is None:
             self._check_plain(name, tensor)
             return {name: tensor}
         word = dtype_name(tensor.dtype)
-        self._sources.setdefault(held.layer.name, _ELEMENTS.get(word, word))
+        plain = _ELEMENTS.get(word, word)
+        said = plain if stored_nbytes is None else str(held.layer.decision.source.weight_key)
+        self._sources.setdefault(held.layer.name, said)
         turned = tensor.transpose(-1, -2) if held.slot.transposed else tensor
-        return self._guarded(held, missing, lambda: self._converted(held, (Part(turned, name),), tensor.nbytes))
+        return self._guarded(held, missing, lambda: self._converted(held, (Part(turned, name),), nbytes))
 
     def accept_quantized(
         self,

@@ -163,8 +163,10 @@ class ReadStack(ReadWeight):
             source: [self.loading.decoded(name, *pair) for pair in zip(each, scales[source], strict=True)]
             for source, each in codes.items()
         }
-        for full, tensor in self._merged(decoded, name, context).items():
-            made.update(self.loading.accept(full, tensor, missing))
+        nbytes = sum(each.nbytes for group in (codes, scales) for listed in group.values() for each in listed)
+        whole = self._merged(decoded, name, context)
+        for full, tensor in whole.items():
+            made.update(self.loading.accept(full, tensor, missing, nbytes // len(whole)))
         return made
 
     def _merged(self, tensors: dict[str, list[Tensor]], name: str, context: dict[str, object]) -> Made:
