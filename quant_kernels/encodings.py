@@ -111,7 +111,9 @@ def _group_format(key: QuantKey) -> str:
     granularity = key.scale.granularity
     if not isinstance(granularity, PerGroup):
         return ""
-    parts = (key.element.name, granularity.group_size, key.scale.dtype is E8M0, key.second_scale is not None)
+    # A copy of a key, as models that are copied or sent to another process have it, holds a copy of E8M0.
+    powers = key.scale.dtype is E8M0 or key.scale.dtype == E8M0
+    parts = (key.element.name, granularity.group_size, powers, key.second_scale is not None)
     return {
         ("fp4_e2m1", 32, True, False): "mxfp4",
         ("fp8_e4m3", 32, True, False): "mxfp8",

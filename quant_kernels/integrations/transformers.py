@@ -110,15 +110,22 @@ class QuantSpecQuantizer(HfQuantizer):
         Raises:
             ImportError: transformers' version.
             RuntimeError: a device is asked for that is not there.
+            ValueError: parts of the model are to stay on disk.
             LoadError: the report's folder cannot be written to.
         """
         check_version(version("transformers"))
-        wanted = device_map.values() if isinstance(device_map, dict) else [device_map]
+        wanted = list(device_map.values()) if isinstance(device_map, dict) else [device_map]
         for device in wanted:
             word = f"cuda:{device}" if isinstance(device, int) else str(device)
             if word.startswith("cuda") and not torch.cuda.is_available():
                 message = f"device_map: found {word!r}, but torch sees no CUDA device here; allowed: 'cpu', 'auto'"
                 raise RuntimeError(message)
+        if "disk" in wanted and not self.reloads:
+            message = (
+                "device_map: found 'disk', where transformers leaves the checkpoint's own tensors; allowed while"
+                " quantizing: 'cpu' and devices. Save the quantized model first: it can be offloaded when it is read again"
+            )
+            raise ValueError(message)
         if self.quantization_config.write_report and not self.reloads:
             check_report_folder(self.quantization_config.report_dir)
 
