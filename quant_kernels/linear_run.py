@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from quant_kernels.activations import round_activation
+from quant_kernels.activations import MXFP4, MXFP8, PER_TOKEN, round_activation
 from quant_kernels.encodings import Encoded
 from quant_kernels.launch import run_dense
+from quant_kernels.library import native_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 _TILE_BYTES: Final = {"cpu": 4 << 20}
 _GPU_TILE_BYTES: Final = 32 << 20  # a dequantized tile is read back from the cache of the GPU
 _ROW_STEP: Final = 128
+# What the kernel does with an activation; the same numbers as `enum Activation` of csrc/linear.h.
+_KERNEL_ACTIVATIONS: Final = {"": 0, PER_TOKEN: 1, MXFP8: 2, MXFP4: 3}
+_MOST_ROWS: Final = 64  # rows of x that the kernel takes: kMostRows of csrc/linear.h
+_CHOSEN_BY_LAUNCHER: Final = (0, 0, 0)
 
 
 def weight_tiles(weight: Encoded, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
@@ -59,9 +65,27 @@ def run_linear(x: Tensor, weight: Encoded, bias: Tensor | None, activation: str,
         return
     flat = x.reshape(-1, k)
     target = out.view(-1, n) if out.is_contiguous() else torch.empty((flat.shape[0], n), dtype=x.dtype, device=x.device)
-    _by_tiles(round_activation(flat, activation), weight, bias, target)
+    if not _by_kernel(flat, weight, bias, activation, target):
+        _by_tiles(round_activation(flat, activation), weight, bias, target)
     if not out.is_contiguous():
         out.copy_(target.view(out.shape))
+
+
+@functools.cache
+def _kernel_built() -> bool:
+    return hasattr(torch.ops.quant_kernels, "_linear")
+
+
+def _by_kernel(x: Tensor, weight: Encoded, bias: Tensor | None, activation: str, out: Tensor) -> bool:
+    """Multiply a few rows in one launch, the activation's quantization included; False if there is no kernel for it."""
+    if x.device.type != "cuda" or x.shape[0] > _MOST_ROWS or activation not in _KERNEL_ACTIVATIONS:
+        return False
+    if weight.second is not None or not native_on("cuda") or not _kernel_built():
+        return False
+    bias = None if bias is None else bias.to(x.dtype)
+    options = [_KERNEL_ACTIVATIONS[activation], *_CHOSEN_BY_LAUNCHER]
+    stream = torch.cuda.current_stream(x.device).cuda_stream
+    return bool(torch.ops.quant_kernels._linear(x, weight.data, weight.scale, bias, out, options, stream))  # noqa: SLF001
 
 
 def _by_tiles(x: Tensor, weight: Encoded, bias: Tensor | None, out: Tensor) -> None:

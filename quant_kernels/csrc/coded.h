@@ -71,15 +71,20 @@ QK_DEVICE uint32_t look_up(uint32_t low, uint32_t high, uint32_t indices) {
 #endif
 }
 
-// Greatest magnitude of 16 codes.
-QK_DEVICE uint32_t greatest_code(const Words4& codes) {
+// Greatest of 16 codes whose high bits are set, without that bit.
+QK_DEVICE uint32_t greatest_raised(const uint32_t (&codes)[4]) {
   uint32_t low = 0, high = 0;
   for (int i = 0; i < 4; ++i) {
-    low = max_halves(low, codes.w[i] & 0x007f007fu);
-    high = max_halves(high, codes.w[i] & 0x7f007f00u);
+    low = max_halves(low, codes[i] & 0x00ff00ffu);
+    high = max_halves(high, codes[i]);  // its upper bytes decide
   }
-  const uint32_t both = max_halves(low, high >> 8);
-  return max_u32(both >> 16, both & 0xffffu);
+  const uint32_t both = max_halves(low, (high >> 8) & 0x00ff00ffu);
+  return max_u32(both >> 16, both & 0xffffu) & 0x7fu;
+}
+
+// Greatest magnitude of 16 codes.
+QK_DEVICE uint32_t greatest_code(const Words4& codes) {
+  return greatest_raised({codes.w[0] | kHighBits, codes.w[1] | kHighBits, codes.w[2] | kHighBits, codes.w[3] | kHighBits});
 }
 
 // Whether a scale is far enough from both ends of fp32 for all that follows.

@@ -21,7 +21,8 @@ constexpr uint32_t kLeastCode = 48, kGreatestCode = 126;
 struct Thresholds {
   Octave octave;
   int rising;  // codes from here on have E8M0 byte -2, from 8 further on -1, and so on
-  uint32_t quarter, three_quarters, five_quarters, seven_quarters;  // thresholds above 8 (byte + 2), in each byte
+  // Thresholds above 8 (byte + 2), in each byte.
+  uint32_t quarter, three_quarters, five_quarters, seven_quarters, five_halves;
   int last_even, last_odd;  // the same of 3.5 and 5, which may be beyond all codes
 
   QK_DEVICE_MEMBER Thresholds(float scale, uint32_t rounding) : octave(scale) {
@@ -32,6 +33,7 @@ struct Thresholds {
     three_quarters = in_each_byte(octave.reaching(64) - 24);
     five_quarters = in_each_byte(five);
     seven_quarters = in_each_byte(seven);
+    five_halves = in_each_byte(five + 8);
     last_even = seven + 8;
     last_odd = five + 16;
   }
@@ -54,10 +56,11 @@ struct GroupThresholds {
 struct Planes {
   uint32_t sign, four, two, one;
 
-  QK_DEVICE_MEMBER Planes(uint32_t codes, const Thresholds& all, const GroupThresholds& group) {
-    const uint32_t raised = codes | kHighBits, above = raised - group.base;
+  // `raised`: the codes with their high bits set.
+  QK_DEVICE_MEMBER Planes(uint32_t codes, uint32_t raised, const Thresholds& all, const GroupThresholds& group) {
+    const uint32_t above = raised - group.base;
     const uint32_t t1 = above - all.quarter, t2 = above - all.three_quarters, t3 = above - all.five_quarters;
-    const uint32_t t4 = above - all.seven_quarters, t5 = t3 - 0x08080808u;
+    const uint32_t t4 = above - all.seven_quarters, t5 = above - all.five_halves;
     const uint32_t t6 = raised - group.sixth, t7 = raised - group.seventh;
     // The high bit of t_i says whether the code has reached threshold i; as they are ordered, the binary count is this.
     sign = codes;
@@ -73,9 +76,10 @@ struct Planes {
   }
 };
 
-// e2m1 codes of 8 e4m3 codes.
-QK_DEVICE uint32_t encode_codes(uint32_t first, uint32_t second, const Thresholds& all, const GroupThresholds& group) {
-  const Planes even(even_bytes(first, second), all, group), odd(odd_bytes(first, second), all, group);
+// e2m1 codes of 8 e4m3 codes, the even and the odd ones apart.
+QK_DEVICE uint32_t encode_codes(const uint32_t* codes, const uint32_t* raised, const Thresholds& all,
+                                const GroupThresholds& group) {
+  const Planes even(codes[0], raised[0], all, group), odd(codes[1], raised[1], all, group);
   return select_bits(0xf0f0f0f0u, odd.nibbles(), even.nibbles() >> 4);
 }
 
@@ -134,13 +138,16 @@ QK_DEVICE void coded_groups_block(const WorkList& list) {
   uint32_t uncovered = 0;
 #pragma unroll
   for (int i = 0; i < kCodedPacks; ++i) {
-    uint32_t greatest = greatest_code(codes[i]);
+    const uint32_t* w = codes[i].w;
+    const uint32_t apart[4] = {even_bytes(w[0], w[1]), odd_bytes(w[0], w[1]), even_bytes(w[2], w[3]), odd_bytes(w[2], w[3])};
+    const uint32_t raised[4] = {apart[0] | kHighBits, apart[1] | kHighBits, apart[2] | kHighBits, apart[3] | kHighBits};
+    uint32_t greatest = greatest_raised(raised);
     greatest = max_u32(greatest, shuffle_xor(greatest, 1));
     if (i >= reach) continue;
     const int height = static_cast<int>(greatest) - thresholds.rising;
     const GroupThresholds group(thresholds, height);
-    const uint32_t first = encode_codes(codes[i].w[0], codes[i].w[1], thresholds, group);
-    const uint32_t second = encode_codes(codes[i].w[2], codes[i].w[3], thresholds, group);
+    const uint32_t first = encode_codes(apart, raised, thresholds, group);
+    const uint32_t second = encode_codes(apart + 2, raised + 2, thresholds, group);
     if (greatest < least || greatest > kGreatestCode) {
       uncovered |= 1u << i;
     } else {
@@ -157,7 +164,10 @@ QK_DEVICE void coded_groups_block(const WorkList& list) {
   }
 }
 
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kCodedThreads) coded_groups_kernel(QK_ARGUMENT WorkList list) { coded_groups_block(list); }
+#if !defined(QX_CG)
+#define QX_CG 1
+#endif
+QK_GLOBAL void QK_RESIDENT_BLOCKS(kCodedThreads, QX_CG) coded_groups_kernel(QK_ARGUMENT WorkList list) { coded_groups_block(list); }
 
 }  // namespace
 

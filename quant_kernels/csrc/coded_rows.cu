@@ -167,7 +167,10 @@ QK_DEVICE void coded_rows(const WorkList& list) {
   }
 }
 
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kCodedThreads) coded_rows_kernel(QK_ARGUMENT WorkList list) { coded_rows(list); }
+#if !defined(QX_CR)
+#define QX_CR 1
+#endif
+QK_GLOBAL void QK_RESIDENT_BLOCKS(kCodedThreads, QX_CR) coded_rows_kernel(QK_ARGUMENT WorkList list) { coded_rows(list); }
 
 }  // namespace
 

@@ -80,15 +80,17 @@ void join_rows(const Job& job, Item& item) {
   item.n = 1;
 }
 
-const char* launch(WorkList& whole, int64_t stream) {
-  const Job& job = whole.job;
-  WorkList coded = part_of(whole, [&](const Item& item) { return coded_rows_fit(job, item); });
-  if (const char* error = coded.count == 0 ? nullptr : launch_coded_rows(coded, stream)) return error;
-  coded = part_of(whole, [&](const Item& item) { return coded_groups_fit(job, item); });
-  if (const char* error = coded.count == 0 ? nullptr : launch_coded_groups(coded, stream)) return error;
-  WorkList list =
-      part_of(whole, [&](const Item& item) { return !coded_rows_fit(job, item) && !coded_groups_fit(job, item); });
-  if (list.count == 0) return nullptr;
+// Kernels that take some items only, in the order in which they are asked.
+struct Specialist {
+  bool (*fits)(const Job& job, const Item& item);
+  const char* (*launch)(WorkList& list, int64_t stream);
+};
+
+constexpr Specialist kSpecialists[] = {
+    {coded_rows_fit, launch_coded_rows}, {coded_groups_fit, launch_coded_groups}, {nvfp4_fits, launch_nvfp4}};
+
+const char* launch_all(WorkList& list, int64_t stream) {
+  const Job& job = list.job;
   switch (job.target) {
     case kDense: return launch_dense(list, stream);
     case kPtpcFp8: return launch_rows(list, stream);
@@ -112,6 +114,18 @@ const char* launch(WorkList& whole, int64_t stream) {
       return launch_tensor_amax(list, stream);
   }
   return "unknown target";
+}
+
+const char* launch(const WorkList& list, int64_t stream) {
+  WorkList rest = list;
+  for (const Specialist& specialist : kSpecialists) {
+    const auto fits = [&](const Item& item) { return specialist.fits(list.job, item); };
+    WorkList some = part_of(rest, fits);
+    if (some.count == 0) continue;
+    rest = part_of(rest, [&](const Item& item) { return !fits(item); });
+    if (const char* error = specialist.launch(some, stream)) return error;
+  }
+  return rest.count == 0 ? nullptr : launch_all(rest, stream);
 }
 
 }  // namespace

@@ -254,6 +254,13 @@ struct EncodedLoader {
   }
 
   QK_DEVICE_MEMBER static Values decode(const Raw& raw) {
+#if defined(QK_PACKED_E2M1)
+    if constexpr (element == kE2m1 && through == kBf16 && lane == 8 && scale_type == kScaleE8m0) {
+      Values values;
+      unpack_e2m1_bf16(raw.words[0], raw.scale, values.w);
+      return values;
+    }
+#endif
     float decoded[lane];
     decode_codes<element, lane>(raw.words, scale_of(raw), decoded);
     Values values;

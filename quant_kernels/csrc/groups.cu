@@ -286,8 +286,11 @@ QK_DEVICE void groups_block(const WorkList& list) {
   }
 }
 
+#if !defined(QX_FLAT)
+#define QX_FLAT 1
+#endif
 template <class Loader, Target target, int group, Places places, bool measured>
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kTileThreads) groups_kernel(QK_ARGUMENT WorkList list) {
+QK_GLOBAL void QK_RESIDENT_BLOCKS(kTileThreads, (places == Places::kFlat && !measured ? QX_FLAT : 1)) groups_kernel(QK_ARGUMENT WorkList list) {
   groups_block<Loader, target, group, places, measured>(list);
 }
 

@@ -69,6 +69,9 @@ bool coded_rows_fit(const Job& job, const Item& item);
 bool coded_groups_fit(const Job& job, const Item& item);
 const char* launch_coded_rows(WorkList& list, int64_t stream);
 const char* launch_coded_groups(WorkList& list, int64_t stream);
+// NVFP4 of matrices without gaps.
+bool nvfp4_fits(const Job& job, const Item& item);
+const char* launch_nvfp4(WorkList& list, int64_t stream);
 
 inline bool coded_source(const Job& job, const Item& item) {
   return job.encoded && job.element == kE4m3 && job.through == kBf16 && job.scale_type == kScaleF32 && item.aligned;

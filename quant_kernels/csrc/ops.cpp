@@ -2,6 +2,7 @@
 //
 // Schemas are defined in Python (ops.py); here are the native parts that Python calls:
 //   _convert(Tensor(a!)[] tensors, int[] slots, int[] geometry, int[] parameters, int stream) -> ()
+//   _quantize_whole(Tensor weight, int target, int rounding, int stream) -> (Tensor, Tensor)
 //   _native_devices() -> int        bit 0: CPU, bit 1: CUDA or HIP
 //   _native_cpu_isa() -> int        0 baseline, 1 AVX2, 2 AVX-512
 // Scales of E8M0 and packed codes are uint8 here; the stream is an integer, so that nothing of torch's GPU libraries
@@ -12,11 +13,13 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -273,9 +276,7 @@ void fill_padding(const Item& item) {
   }
 }
 
-void convert_cpu(std::vector<Tensor> tensors, std::vector<int64_t> slots, std::vector<int64_t> geometry,
-                 std::vector<int64_t> parameters, int64_t /*stream*/) {
-  const Plan plan = read_plan(tensors, slots, geometry, parameters);
+void run_on_cpu(const Plan& plan) {
   const CpuRange convert = cpu_kernels(cpu_isa());
   constexpr int64_t elements_a_task = 32768;
   for (const Item& item : plan.items) {
@@ -293,13 +294,73 @@ void convert_cpu(std::vector<Tensor> tensors, std::vector<int64_t> slots, std::v
   }
 }
 
-void convert_device(std::vector<Tensor> tensors, std::vector<int64_t> slots, std::vector<int64_t> geometry,
-                    std::vector<int64_t> parameters, int64_t stream) {
-  const Plan plan = read_plan(tensors, slots, geometry, parameters);
+void convert_cpu(std::vector<Tensor> tensors, std::vector<int64_t> slots, std::vector<int64_t> geometry,
+                 std::vector<int64_t> parameters, int64_t /*stream*/) {
+  run_on_cpu(read_plan(tensors, slots, geometry, parameters));
+}
+
+void run_on_device(const Plan& plan, const Tensor& on, int64_t stream) {
   if (plan.items.empty()) return;
-  const torch::stable::accelerator::DeviceGuard guard(tensors[0].get_device_index());
+  const torch::stable::accelerator::DeviceGuard guard(on.get_device_index());
   const char* error = convert_on_device(plan.job, plan.items.data(), static_cast<int>(plan.items.size()), stream);
   STD_TORCH_CHECK(error == nullptr, "kernel launch failed: ", error);
+}
+
+void convert_device(std::vector<Tensor> tensors, std::vector<int64_t> slots, std::vector<int64_t> geometry,
+                    std::vector<int64_t> parameters, int64_t stream) {
+  if (tensors.empty()) return;
+  run_on_device(read_plan(tensors, slots, geometry, parameters), tensors[0], stream);
+}
+
+// A new contiguous tensor where `like` is.
+Tensor new_tensor(const Tensor& like, int64_t rank, int64_t matrices, int64_t rows, int64_t cols, int32_t dtype) {
+  const int64_t sizes[] = {matrices, rows, cols}, strides[] = {rows * cols, cols, 1};
+  const int64_t first = rank == 3 ? 0 : 1;
+  int32_t device_type, device_index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, sizes + first, strides + first, dtype, device_type, device_index, &made));
+  return Tensor(made);
+}
+
+// One whole plain weight into new tensors, row-major: small weights are many, and lists cost more time than they do.
+using Pair = std::tuple<Tensor, Tensor>;
+Pair quantize_whole(const Tensor& weight, int64_t target, int64_t rounding, int64_t stream, bool on_device) {
+  const int64_t rank = weight.dim();
+  STD_TORCH_CHECK(rank == 2 || rank == 3, "weight: ", rank, " dimensions, not 2 or 3");
+  STD_TORCH_CHECK(target >= kPtpcFp8 && target <= kPerBlockFp8, "target: ", target, " needs more than one pass");
+  Job shape{};
+  shape.target = static_cast<Target>(target);
+  Item item{};
+  item.e = rank == 3 ? weight.size(0) : 1;
+  item.n = weight.size(rank - 2);
+  item.k = weight.size(rank - 1);
+  const Geometry geometry = target_geometry(shape, item);
+  const bool bytes = geometry.scale_dtype == ScalarType::Byte;
+  const int32_t data_dtype = target == kMxfp4 ? aoti_torch_dtype_uint8() : aoti_torch_dtype_float8_e4m3fn();
+  const int32_t scale_dtype = bytes ? aoti_torch_dtype_uint8() : aoti_torch_dtype_float32();
+  const std::vector<Tensor> tensors{
+      weight,
+      new_tensor(weight, rank, item.e, item.n, geometry.width, data_dtype),
+      new_tensor(weight, rank, item.e, geometry.scale_rows, geometry.scale_cols, scale_dtype),
+  };
+  static const std::vector<int64_t> slots{0, -1, -1, -1, 1, 2, -1, -1, -1}, plain{0, 0, 0, 0};
+  const Plan plan = read_plan(tensors, slots, plain, {target, rounding, kRowMajor, 0, 0, 0, 0});
+  if (on_device) {
+    run_on_device(plan, weight, stream);
+  } else {
+    run_on_cpu(plan);
+  }
+  return {tensors[1], tensors[2]};
+}
+
+Pair quantize_whole_cpu(Tensor weight, int64_t target, int64_t rounding, int64_t stream) {
+  return quantize_whole(weight, target, rounding, stream, false);
+}
+
+Pair quantize_whole_device(Tensor weight, int64_t target, int64_t rounding, int64_t stream) {
+  return quantize_whole(weight, target, rounding, stream, true);
 }
 
 int64_t native_devices() { return 1 | (device_kernels_built() ? 2 : 0); }
@@ -311,13 +372,20 @@ int64_t native_cpu_isa() { return cpu_isa(); }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(quant_kernels, library) {
   library.def("_convert(Tensor(a!)[] tensors, int[] slots, int[] geometry, int[] parameters, int stream) -> ()");
+  library.def("_quantize_whole(Tensor weight, int target, int rounding, int stream) -> (Tensor, Tensor)");
   library.def("_native_devices() -> int");
   library.def("_native_cpu_isa() -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(quant_kernels, CPU, library) { library.impl("_convert", TORCH_BOX(&qk::convert_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(quant_kernels, CPU, library) {
+  library.impl("_convert", TORCH_BOX(&qk::convert_cpu));
+  library.impl("_quantize_whole", TORCH_BOX(&qk::quantize_whole_cpu));
+}
 
-STABLE_TORCH_LIBRARY_IMPL(quant_kernels, CUDA, library) { library.impl("_convert", TORCH_BOX(&qk::convert_device)); }
+STABLE_TORCH_LIBRARY_IMPL(quant_kernels, CUDA, library) {
+  library.impl("_convert", TORCH_BOX(&qk::convert_device));
+  library.impl("_quantize_whole", TORCH_BOX(&qk::quantize_whole_device));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(quant_kernels, CompositeExplicitAutograd, library) {
   library.impl("_native_devices", TORCH_BOX(&qk::native_devices));

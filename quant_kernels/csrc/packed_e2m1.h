@@ -73,6 +73,22 @@ QK_DEVICE uint32_t pack_e2m1_pairs(const uint32_t (&pairs)[4], uint32_t byte) {
   return __byte_perm(low | (low >> 12), high | (high >> 12), 0x5410);
 }
 
+// Values of 8 codes times 2^(byte - 127), rounded once to bf16. A code's bits, moved to a bf16's, are its value times 2^-126,
+// subnormal or not.
+QK_DEVICE void unpack_e2m1_bf16(uint32_t codes, uint32_t byte, uint32_t (&pairs)[4]) {
+  const uint32_t even = codes & 0x0f0f0f0fu, odd = (codes >> 4) & 0x0f0f0f0fu;
+  const uint32_t one = byte == 0 ? 0x40u : (byte == 255u ? 0x7fc0u : byte << 7), scale = one * 0x00010001u;
+  for (uint32_t i = 0; i < 4; ++i) {
+    // Byte i of `even` and of `odd`, each in a half of its own; 8 selects a sign, which is 0.
+    uint32_t both;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(both) : "r"(even), "r"(odd), "r"(0x8480u + 0x0101u * i));
+    const uint32_t tiny = (both * 0x1040u) & 0x81c081c0u;
+    asm("{ .reg .b32 exact; mul.rn.bf16x2 exact, %1, %2; mul.rn.bf16x2 %0, exact, %3; }"
+        : "=r"(pairs[i])
+        : "r"(tiny), "r"(0x7e807e80u), "r"(scale));
+  }
+}
+
 // ---- by ramps ---------------------------------------------------------------------------------------------------
 //
 // With h = y / 2 >= 0 a code is the nearest integer, ties to even, to 4 sat(h) + 2 sat(h - 1) + sat(h - 2), where sat cuts to
@@ -109,6 +125,9 @@ QK_DEVICE uint32_t ramps_f32(float magnitude, float factor) {
   return bits_of(code);
 }
 
+// What the powers of two of 8 such codes add up to, each 16 times the one before.
+constexpr uint32_t kRampsBase = 0xfb000000u;
+
 // Codes of four pairs of halves and the signs of the pairs that they come from, the first in the lowest nibble.
 QK_DEVICE uint32_t join_ramps(const uint32_t (&codes)[4], const uint32_t (&pairs)[4]) {
   uint32_t joined[2];
@@ -136,7 +155,7 @@ QK_DEVICE uint32_t pack_e2m1_ramps(const uint32_t (&w)[words], uint32_t byte) {
     uint32_t joined = 0, signs = 0;
     for (int i = 7; i >= 0; --i) joined = joined * 16u + ramps_f32(float_of(w[i] & kMagnitude), factor);
     for (int i = 0; i < 8; ++i) signs |= (w[i] >> 31) << (4 * i + 3);
-    return joined + (0u - 0xfb000000u) + signs;  // what the power of two, 0x4b000000, adds up to
+    return joined - kRampsBase + signs;
   } else {
     uint32_t codes[4];
     if constexpr (element == kBf16) {

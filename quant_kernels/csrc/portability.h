@@ -39,6 +39,7 @@
 #define QK_DEVICE_CODE 1
 #define QK_CUDA 1
 #define QK_LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
+#define QK_RESIDENT_BLOCKS(threads, blocks) __launch_bounds__(threads, blocks)
 #define QK_FN static __host__ __device__ __forceinline__
 #define QK_DEVICE_MEMBER __device__ __forceinline__
 #define QK_DEVICE static __device__ __forceinline__
@@ -53,6 +54,11 @@
 #if defined(QK_EMULATE)
 #define QK_SHARED static
 #endif
+#endif
+
+// Registers so few that `blocks` fit a multiprocessor: where that pays is a property of the machine.
+#if !defined(QK_RESIDENT_BLOCKS)
+#define QK_RESIDENT_BLOCKS(threads, blocks) QK_LAUNCH_BOUNDS(threads)
 #endif
 
 // How a kernel takes its work list: in CUDA it stays in constant memory.

@@ -172,26 +172,27 @@ const char* launch(WorkList& list, int64_t stream) {
 }
 
 // The shapes by the packs of a row that they hold; the last one reads rows of any length twice.
-constexpr int64_t kReaches[] = {32, 128, 256, 512, 1024, 2048};
-constexpr int kShapes = 7;
+constexpr int64_t kReaches[] = {24, 32, 128, 256, 512, 1024, 2048};
+constexpr int kShapes = 8;
 
 template <class Loader>
 const char* launch_shape(WorkList& list, int shape, int64_t stream) {
   if constexpr (!Loader::kCareful) {
     switch (shape) {
-      case 0: return launch<Loader, 8, 4>(list, stream);
-      case 1: return launch<Loader, 32, 4>(list, stream);
-      case 2: return launch<Loader, 32, 8>(list, stream);
-      case 3: return launch<Loader, 128, 4>(list, stream);
-      case 4: return launch<Loader, 128, 8>(list, stream);
-      case 5: return launch<Loader, 256, 8>(list, stream);
+      case 0: return launch<Loader, 4, 6>(list, stream);
+      case 1: return launch<Loader, 8, 4>(list, stream);
+      case 2: return launch<Loader, 32, 4>(list, stream);
+      case 3: return launch<Loader, 32, 8>(list, stream);
+      case 4: return launch<Loader, 128, 4>(list, stream);
+      case 5: return launch<Loader, 128, 8>(list, stream);
+      case 6: return launch<Loader, 256, 8>(list, stream);
       default: break;
     }
   }
   return launch<Loader, 256, 0>(list, stream);
 }
 
-// The narrowest shape that holds a row. Rows of other lengths take other shapes: a list is launched once for each.
+// The narrowest shape that holds a row.
 template <class Loader>
 int shape_of(const Item& item) {
   if constexpr (Loader::kCareful) return kShapes - 1;
@@ -201,14 +202,23 @@ int shape_of(const Item& item) {
   return shape;
 }
 
+// Rows of other lengths take other shapes: a list is launched once for each. A few small weights are sooner done in the
+// next wider shape than by a launch of their own.
 template <class Loader>
 const char* launch_shapes(const WorkList& list, int64_t stream) {
+  constexpr int64_t kFewElements = 4 << 20;
+  int64_t elements[kShapes] = {};
+  for (int i = 0; i < list.count; ++i) {
+    const Item& item = list.items[i];
+    elements[shape_of<Loader>(item)] += item.e * item.n * item.k;
+  }
+  int taken[kShapes];
   for (int shape = 0; shape < kShapes; ++shape) {
-    WorkList some{};
-    some.job = list.job;
-    for (int i = 0; i < list.count; ++i) {
-      if (shape_of<Loader>(list.items[i]) == shape) some.items[some.count++] = list.items[i];
-    }
+    const bool joins = shape + 2 < kShapes && elements[shape] < kFewElements && elements[shape + 1] > 0;
+    taken[shape] = joins ? shape + 1 : shape;
+  }
+  for (int shape = 0; shape < kShapes; ++shape) {
+    WorkList some = part_of(list, [&](const Item& item) { return taken[shape_of<Loader>(item)] == shape; });
     if (some.count == 0) continue;
     if (const char* error = launch_shape<Loader>(some, shape, stream)) return error;
   }

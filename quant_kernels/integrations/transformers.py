@@ -226,12 +226,18 @@ class QuantSpecQuantizer(HfQuantizer):
         return model
 
     def _check_reloaded(self) -> None:
-        lost = [
-            name
-            for held in self._held.values()
-            for name in held.tensor_names()
-            if not getattr(held.module._parameters[name.rpartition(".")[2]], "_is_hf_initialized", False)  # noqa: SLF001
-        ]
+        """Refuse what transformers would fill with chance values.
+
+        Raises:
+            LoadError: tensors are missing. (Those on meta are on disk: missing ones have been given memory.)
+        """
+        lost = []
+        for held in self._held.values():
+            for name in held.tensor_names():
+                value = held.module._parameters[name.rpartition(".")[2]]  # noqa: SLF001  (an attribute may decode it)
+                came = value is None or value.device.type == "meta" or getattr(value, "_is_hf_initialized", False)
+                if not came:
+                    lost.append(name)
         if lost:
             raise LoadError(f"{len(lost)} tensors of quantized layers are missing: {', '.join(lost[:8])}")
 

@@ -3,66 +3,61 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import defaultdict
-from contextlib import closing
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import attrs
-import torch
 
 from quant_kernels.library import native_on
 from quant_kernels.loading.folder import open_folder
-from quant_kernels.loading.job import Job, Step, prepare
-from quant_kernels.loading.output import OutputFolder, check_output
-from quant_kernels.loading.report_parts import (
-    kept_layers,
-    other_modules,
-    quantized_layers,
-    requested,
-    unmatched_entries,
-)
-from quant_kernels.loading.steps import CopyStep
+from quant_kernels.loading.job import Job, prepare
+from quant_kernels.loading.output import OutputFolder, check_output_or_finished, fingerprint
+from quant_kernels.loading.ranks import COLLECTED, COMPLETE, WRITTEN, Meeting, PeerError, Ranks
+from quant_kernels.loading.report_parts import kept_layers, quantized_layers, requested, unmatched_entries
+from quant_kernels.loading.shards import NoProgress, Progress, ShardWriter
 from quant_kernels.loading.storage import QUARK
 from quant_kernels.loading.survey import Survey, survey
-from quant_kernels.loading.transfer import Converted, SourceFiles, Transfer, write_all
-from quant_kernels.loading.workers import Workers, worker_count
+from quant_kernels.loading.transfer import Converted, DifferenceError
 from quant_spec import LoadError, QuantSpecError
 from quant_spec.report import QuantReport, check_report_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping
 
-    from quant_kernels.loading.shard_layout import ShardLayout
+    from quant_kernels.loading.output import Sums
 
 _log = logging.getLogger("quant_kernels")
 VERSIONED: Final = ("quant-spec", "torch", "safetensors")
 """Packages whose versions the report gives."""
 
 
-class Progress(Protocol):
-    """Told of progress, in bytes of the source."""
+@attrs.frozen(kw_only=True)
+class JobOptions:
+    """How a plan is carried out.
 
-    def start(self, total: int) -> None:
-        """Take the bytes of the whole job."""
-        ...
+    Attributes:
+        report_dir: folder of the report's file; None: as `QuantReport.write`.
+        scale_rounding: `even`, `floor` or `rceil` for formats with power-of-two scales; None: each format's default.
+        export_format: whose checkpoint it becomes, names, shapes and config: `quark` or `compressed-tensors`.
+        measure: also measure the error of each layer (`sqnr_db`).
+        verify: read all that was written again, and compare it with what the source gives, before it gets its name.
+        clean: remove what an interrupted run left, and start anew.
+        ranks: this process among several that write the same output on a file system they share; None: alone.
+        write_report: False: only return the report.
+    """
 
-    def advance(self, nbytes: int, name: str) -> None:
-        """Take the bytes of a tensor that is done, and its name."""
-        ...
-
-
-class NoProgress:
-    """Progress that nobody looks at."""
-
-    def start(self, total: int) -> None:
-        """Ignore the size of the job."""
-
-    def advance(self, nbytes: int, name: str) -> None:
-        """Ignore a tensor."""
+    report_dir: Path | str | None = None
+    scale_rounding: str | None = None
+    export_format: str = QUARK.name
+    measure: bool = False
+    verify: bool = False
+    clean: bool = False
+    ranks: Ranks | None = None
+    write_report: bool = True
 
 
 def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job)
@@ -75,7 +70,11 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
     export_format: str = QUARK.name,
     shorthand: str | None = None,
     on_unsupported: str = "keep",
+    on_unmatched: str = "warn",
     measure: bool = False,
+    verify: bool = False,
+    clean: bool = False,
+    ranks: Ranks | None = None,
     write_report: bool = True,
     progress: Progress | None = None,
 ) -> QuantReport:
@@ -94,7 +93,11 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
         export_format: whose checkpoint it becomes, names, shapes and config: `quark` or `compressed-tensors`.
         shorthand: vLLM's word beside the request.
         on_unsupported: `keep` layers that cannot be converted, with a warning, or `error`.
+        on_unmatched: `warn` of entries that fit no module, or `error`.
         measure: also measure the error of each layer (`sqnr_db`).
+        verify: read all that was written again, and compare it with what the source gives, before it gets its name.
+        clean: remove what an interrupted run left, and start anew.
+        ranks: this process among several that write the same output; rank 0 finishes it and writes the report.
         write_report: False: only return the report.
         progress: told of every tensor.
 
@@ -103,135 +106,175 @@ def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job
 
     Raises:
         ConfigError, ResolveError, PlanError: the request is refused.
-        LoadError: the checkpoint is damaged or holds NaN or Inf, or the output cannot be written.
+        LoadError: the checkpoint is damaged, changes or holds NaN or Inf; the output cannot be written, is being
+            written by another process, or does not hold what was written; another rank has failed.
     """
     source = Path(model_dir)
     folder = open_folder(source)
-    check_output(Path(output), source)
-    surveyed = survey(folder, request, shorthand=shorthand, on_unsupported=on_unsupported)
-    return carry_out(
-        surveyed,
-        output,
+    check_output_or_finished(Path(output), source)
+    surveyed = survey(folder, request, shorthand=shorthand, on_unsupported=on_unsupported, on_unmatched=on_unmatched)
+    options = JobOptions(
         report_dir=report_dir,
         scale_rounding=scale_rounding,
         export_format=export_format,
         measure=measure,
+        verify=verify,
+        clean=clean,
+        ranks=ranks,
         write_report=write_report,
-        progress=progress,
     )
+    return carry_out(surveyed, output, options, progress=progress)
 
 
 def carry_out(
-    surveyed: Survey,
-    output: Path | str,
-    *,
-    report_dir: Path | str | None = None,
-    scale_rounding: str | None = None,
-    export_format: str = QUARK.name,
-    measure: bool = False,
-    write_report: bool = True,
-    progress: Progress | None = None,
+    surveyed: Survey, output: Path | str, options: JobOptions | None = None, *, progress: Progress | None = None
 ) -> QuantReport:
     """Do what was planned: the second half of `quantize_checkpoint`.
 
     Args:
         surveyed: the plan.
         output: folder to be written; must not exist.
-        report_dir: folder of the report's file; None: as `QuantReport.write`.
-        scale_rounding: of formats with power-of-two scales; None: each format's default.
-        export_format: `quark` or `compressed-tensors`.
-        measure: also measure the error of each layer.
-        write_report: False: only return the report.
+        options: how; None: as the defaults say.
         progress: told of every tensor.
 
     Raises:
         PlanError, LoadError: as `quantize_checkpoint`.
     """
     started = time.perf_counter()
+    options = options or JobOptions()
+    ranks = options.ranks or Ranks()
     target = Path(output)
-    if write_report:
-        check_report_folder(report_dir)
-    job = prepare(surveyed, scale_rounding=scale_rounding, export_format=export_format)
-    written = OutputFolder(target, job)
-    warnings = [*surveyed.warnings, *job.warnings]
-    if written.done:
-        warnings.append(f"{written.partial}: {len(written.done)} of {len(job.layouts)} files were complete already")
-    try:
-        spent = _run(job, written, progress or NoProgress(), measure=measure)
-        written.write_documents()
-        written.complete()
-    except QuantSpecError:
-        written.discard()
-        raise
-    except OSError as error:
-        written.discard()
-        message = f"{target}: cannot be written: {error.strerror or error}"
-        raise LoadError(message) from error
-    report = QuantReport(
-        model=str(surveyed.folder.path),
-        online_quant_config=requested(surveyed),
-        elapsed_seconds=time.perf_counter() - started,
-        layers=quantized_layers(job, spent, kernel="native" if native_on("cpu") else "reference"),
-        kept=kept_layers(surveyed),
-        unmatched=unmatched_entries(surveyed),
-        warnings=tuple(warnings),
-        bytes_before=surveyed.folder.nbytes,
-        bytes_after=job.tensor_nbytes,
-        versions=_versions(),
-        digest=surveyed.config.digest(),
-        output=str(target),
-        others=other_modules(surveyed),
-    )
-    if write_report:
-        report = attrs.evolve(report, saved_to=report.write(report_dir))
-    for line in report.log_lines():
-        _log.info("%s", line)
+    if options.write_report and ranks.leads:
+        check_report_folder(options.report_dir)
+    job = prepare(surveyed, scale_rounding=options.scale_rounding, export_format=options.export_format)
+    with _joined(target, job, options, ranks) as (written, meeting):
+        warnings = [*surveyed.warnings, *job.warnings]
+        if written.done:
+            warnings.append(f"{written.partial}: {len(written.done)} of {len(job.layouts)} files were complete already")
+        if not written.is_complete:
+            _write(job, written, meeting, options, progress or NoProgress())
+        spent = _spent(written.done)
+        report = QuantReport(
+            model=str(surveyed.folder.path),
+            online_quant_config=requested(surveyed),
+            elapsed_seconds=time.perf_counter() - started,
+            layers=quantized_layers(job, spent, kernel="native" if native_on("cpu") else "reference"),
+            kept=kept_layers(surveyed),
+            unmatched=unmatched_entries(surveyed),
+            warnings=tuple(warnings),
+            bytes_before=surveyed.folder.nbytes,
+            bytes_after=job.tensor_nbytes,
+            versions=_versions(),
+            digest=surveyed.config.digest(),
+            output=str(target),
+        )
+        if options.write_report and ranks.leads:
+            report = attrs.evolve(report, saved_to=report.write(options.report_dir))
+    if ranks.leads:
+        for line in report.log_lines():
+            _log.info("%s", line)
     return report
 
 
-def _run(job: Job, written: OutputFolder, progress: Progress, *, measure: bool) -> dict[str, Converted]:
-    """Write every shard that is not complete; return what each layer took."""
-    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    progress.start(job.survey.folder.nbytes)
-    through = getattr(torch, job.survey.config.source_dtype)
-    with SourceFiles(job.survey.folder.path) as source:
+@contextmanager
+def _joined(target: Path, job: Job, options: JobOptions, ranks: Ranks) -> Iterator[tuple[OutputFolder, Meeting | None]]:
+    """Take the partial folder, with the other processes if there are any; leave it as what happens asks for.
 
-        def transfer() -> Transfer:
-            return Transfer(source, scale_rounding=job.scale_rounding, through=through, measure=measure)
-
-        with Workers(worker_count(job), transfer) as workers:
-            for layout in job.layouts:
-                if layout.file in written.done:
-                    for step in job.steps[layout.file]:
-                        progress.advance(step.nbytes, layout.file)
-                else:
-                    _write_shard(job.steps[layout.file], layout, written, workers, progress)
-                source.close_except(frozenset())
-                for layer, sums in written.done[layout.file].items():
-                    spent[layer] = [before + more for before, more in zip(spent[layer], sums, strict=True)]
-    return {layer: Converted(*sums) for layer, sums in spent.items()}
-
-
-def _write_shard(
-    steps: Sequence[Step], layout: ShardLayout, written: OutputFolder, workers: Workers, progress: Progress
-) -> None:
-    """Write one file and note layer -> seconds, Σ w², Σ (w − ŵ)²."""
-    layers: dict[str, list[float]] = {}
-    path, descriptor = written.begin_shard(layout.file)
+    What was written stays after an interruption, and after a failure of the machine if there is a complete shard; it
+    goes after a refusal.
+    """
+    leads = ranks.leads
+    meeting = None
+    if ranks.world > 1 and not leads:
+        digest = fingerprint(job)
+        meeting = Meeting(ranks, target.with_name(f"{target.name}.partial"), digest).__enter__()
+        written = OutputFolder(target, job, leader=False)
+    else:
+        written = OutputFolder(target, job, clean=options.clean)
     try:
-        os.truncate(descriptor, layout.nbytes)
-        write_all(descriptor, memoryview(layout.header), 0)
-        # Closed before the file is: no thread writes to it any more, whatever happens here.
-        with closing(workers.run(steps, descriptor, layout.offsets)) as finished:
-            for step, done in finished:
-                name = step.name if isinstance(step, CopyStep) else step.weight.name
-                if not isinstance(step, CopyStep) and done is not None:
-                    sums = layers.get(step.layer, [0.0, 0.0, 0.0])
-                    layers[step.layer] = [sums[0] + done.seconds, sums[1] + done.signal, sums[2] + done.noise]
-                progress.advance(step.nbytes, name)
-    finally:
-        os.close(descriptor)
-    written.finish_shard(layout.file, path, layers)
+        if ranks.world > 1 and leads and not written.is_complete:
+            meeting = Meeting(ranks, written.partial, written.fingerprint).__enter__()
+        yield written, meeting
+    except BaseException as error:
+        refused, told = _is_refusal(error), error
+        keep = bool(written.done) or not refused or written.is_complete
+        if isinstance(error, OSError):
+            state = f"; {len(written.done)} of {len(job.layouts)} files are complete in {written.partial}"
+            more = f"{state}: the same command takes it up" if written.done else ""
+            told = LoadError(f"{target}: cannot be written: {error.strerror or error}{more}")
+        if meeting is not None:
+            meeting.fail(told, keep=not refused)
+        _leave(written, meeting, leads=leads, keep=not refused and keep, error=error)
+        if told is not error:
+            raise told from error
+        raise
+    if leads:
+        written.close()
+    if meeting is not None:
+        meeting.__exit__()
+
+
+def _leave(written: OutputFolder, meeting: Meeting | None, *, leads: bool, keep: bool, error: BaseException) -> None:
+    """Leave the partial folder after an error: for the next run, or not at all."""
+    is_done = written.is_complete
+    if not leads:
+        pass
+    elif is_done:
+        written.close()
+    elif keep and (written.done or not isinstance(error, Exception)):
+        written.release()
+    else:
+        if meeting is not None:
+            meeting.wait_for_silence()
+        written.discard()
+    if meeting is not None:
+        meeting.__exit__()
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Tell whether an error is about what was asked for or read, which the next run would meet again."""
+    if isinstance(error, PeerError):
+        return not error.keep
+    if isinstance(error, DifferenceError):
+        return False
+    return isinstance(error, QuantSpecError) and not isinstance(error.__cause__, OSError)
+
+
+def _write(job: Job, written: OutputFolder, meeting: Meeting | None, options: JobOptions, progress: Progress) -> None:
+    """Write the shards of this process, verify them if asked, and finish the folder with the others."""
+    ranks = options.ranks or Ranks()
+    look = _nothing if meeting is None else meeting.look
+    writer = ShardWriter(job, written, ranks.share(job.layouts), progress, look)
+    progress.start(writer.source_nbytes() * (2 if options.verify else 1))
+    writer.write(measure=options.measure)
+    if options.verify:
+        _log.info("%s", writer.verify())
+    if meeting is not None:
+        meeting.reach(WRITTEN)
+        written.take_up()
+        if not ranks.leads:
+            # The leader may finish, and remove the folder, as soon as all have read what is in it.
+            meeting.say(COLLECTED)
+            meeting.wait_for(COMPLETE, [0], gone_is_done=True)
+            return
+        meeting.reach(COLLECTED)
+    written.write_documents()
+    written.complete()
+    if meeting is not None:
+        meeting.say(COMPLETE)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _spent(done: Mapping[str, Sums]) -> dict[str, Converted]:
+    """Return what each layer took, over all shards."""
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for layers in done.values():
+        for layer, sums in layers.items():
+            spent[layer] = [before + more for before, more in zip(spent[layer], sums, strict=True)]
+    return {layer: Converted(*sums) for layer, sums in spent.items()}
 
 
 def _versions() -> dict[str, str]:

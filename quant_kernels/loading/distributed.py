@@ -7,11 +7,13 @@ the common schedule, so that all ranks raise the same error; a rank that died sh
 from __future__ import annotations
 
 import datetime as dt
+import time
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
+from quant_kernels.loading.presence import PATIENCE, Presence
 from quant_spec import LoadError
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class ProcessRanks:
             raise ValueError(message)
         backend = dist.get_backend(group)
         self._device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+        self._presence = Presence(group, self.rank, self.size)
 
     def reduce_max(self, values: Tensor, what: str) -> Tensor:
         """As `Ranks.reduce_max`; one all-reduce of `values`."""
@@ -125,6 +128,8 @@ class ProcessRanks:
         return [pickle.loads(bytes(rows[rank, : lengths[rank]].numpy())) for rank in range(self.size)]  # noqa: S301  (from our own ranks)
 
     def _finish(self, start: Callable[[], dist.Work | None], what: str) -> None:
+        self._presence.arrive()
+        started = time.monotonic()
         try:
             work = start()
             if work is not None:
@@ -132,9 +137,16 @@ class ProcessRanks:
                 if self._device.type == "cuda":
                     torch.cuda.current_stream(self._device).synchronize()
         except RuntimeError as error:
-            first = str(error).strip().partition("\n")[0]
-            message = f"rank {self.rank} of {self.size}: {what}: another rank does not answer ({first})"
+            left = self._timeout.total_seconds() - (time.monotonic() - started)
+            absent = self._presence.absent(max(0.0, min(PATIENCE, left)))
+            message = f"rank {self.rank} of {self.size}: {what}: {absent} did not answer ({_first_words(error)})"
             raise LoadError(message) from error
+
+
+def _first_words(error: RuntimeError) -> str:
+    """Return what a backend says, without its source file and its advice."""
+    said = str(error).strip().partition("\n")[0].partition(". This is typically")[0]
+    return said.partition("] ")[2] or said if said.startswith("[/") else said
 
 
 def _gather_into(out: Tensor, value: Tensor, group: dist.ProcessGroup) -> dist.Work | None:

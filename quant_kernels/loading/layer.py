@@ -122,15 +122,18 @@ class LayerConverter:
             raise self.failure from error
         made = {each.key: result for each, result in zip(fresh, done, strict=True)}
         self._shared.update({key: result for key, result in made.items() if key in self._tied})
+        results = [made[each.key] if each.key in made else self._shared[each.key] for each in works]
         signal = noise = 0.0
-        for each in works:
-            result = made[each.key] if each.key in made else self._shared[each.key]
-            offset = each.place.block_offset if target.name == "per_block_fp8" else (0, 0)
-            install(each.slot, result, each.old, offset)
+        for result in results:
             if result.error_sums is not None:
                 sums = result.error_sums.tolist()
                 signal, noise = signal + sums[0], noise + sums[1]
-        mark(plan.view, plan.decision.config)
+        try:
+            _install_all(plan, works, results)
+        except BaseException:
+            # Ctrl-C between two assignments: all of them once more, so that no layer is left half done.
+            _install_all(plan, works, results)
+            raise
         record = LayerRecord(
             plan.name,
             time.perf_counter() - started,
@@ -153,6 +156,10 @@ class LayerConverter:
             return [each.work for each in works]
         return agree(self._ranks, [(each.work, each.place) for each in works], target, self._options, layer=plan.name)
 
+    def progress(self) -> str:
+        """Return how many layers are done, in words."""
+        return f"{len(self.records)} of {self._total} layers were quantized"
+
     def tell_others(self, plans: Sequence[LayerPlan], works: Sequence[Sequence[SlotWork]]) -> None:
         """After a failure that other ranks do not know of, take part in their next exchange to tell them.
 
@@ -174,7 +181,7 @@ class LayerConverter:
 
     def _told(self, error: Exception, plan: LayerPlan) -> Exception:
         """Return the error with what was done before it."""
-        done = f"{len(self.records)} of {self._total} layers were quantized; {plan.name} and the others are untouched"
+        done = f"{self.progress()}; {plan.name} and the others are untouched"
         if isinstance(error, NonFiniteError):
             named = _named(error, plan.view)
             named.args = (f"{named}\n{done}",)
@@ -182,6 +189,14 @@ class LayerConverter:
         if isinstance(error, QuantSpecError):
             return LoadError(f"{error}\n{done}")
         return LoadError(f"{plan.name}: {type(error).__name__}: {error}\n{done}")
+
+
+def _install_all(plan: LayerPlan, works: Sequence[SlotWork], results: Sequence[QuantizedTensor]) -> None:
+    """Put the results into the modules of a layer; doing it again changes nothing."""
+    blocks = target_of(plan).name == "per_block_fp8"
+    for each, result in zip(works, results, strict=True):
+        install(each.slot, result, each.old, each.place.block_offset if blocks else (0, 0))
+    mark(plan.view, plan.decision.config)
 
 
 def target_of(plan: LayerPlan) -> QuantFormat:

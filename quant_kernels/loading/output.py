@@ -1,7 +1,16 @@
 """The folder that is written: complete under its own name, or not there at all.
 
-Everything goes into `OUTPUT.partial` first. A refusal removes it; an interruption leaves it, and the same job started
-again takes up the files that were complete. Only at the end is it renamed.
+Everything goes into `OUTPUT.partial` first:
+
+    job.json        which job it belongs to
+    lock            held by the process that writes it
+    files/          what becomes OUTPUT, by one rename
+    incomplete/     shards that are being written
+    done/N.json     what is known of the N-th shard, once it is complete in files/
+    ranks/          only with several processes: one file each
+
+A refusal removes it. An interruption leaves it, however sudden, and the same job started again takes up the shards that
+were complete; their bytes are on disk before they count.
 """
 
 from __future__ import annotations
@@ -9,21 +18,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from quant_kernels.loading.beside import copy_file, files_beside
+from quant_kernels.loading.files import Claim, create, read_json, write_whole
 from quant_kernels.loading.folder import CONFIG_NAME, INDEX_NAME
-from quant_spec import LoadError, QuantSpecError
+from quant_spec import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from quant_kernels.loading.job import Job
+    from quant_kernels.loading.shard_layout import ShardLayout
 
-JOURNAL_NAME: Final = ".quant-spec-job.json"
-"""File in the partial folder that says which job it belongs to and which shards are complete."""
+JOB_NAME: Final = "job.json"
+LOCK_NAME: Final = "lock"
+_SUMS: Final = 3
+Sums = dict[str, list[float]]
+"""Layer -> seconds, Σ w², Σ (w − ŵ)² of its weights in one shard."""
 
 
 class OutputFolder:
@@ -32,117 +47,241 @@ class OutputFolder:
     Attributes:
         path: the final folder.
         partial: where files are written until all are complete.
-        done: shard -> what the journal recorded with it, from an earlier run of the same job.
+        done: shard -> what was recorded with it, by this run or an earlier one of the same job.
+        fingerprint: digest of what decides the bytes of the output.
+        is_complete: an earlier run ended between giving the folder its name and writing the report.
     """
 
-    def __init__(self, path: Path, job: Job) -> None:
+    def __init__(self, path: Path, job: Job, *, clean: bool = False, leader: bool = True) -> None:
         """Make the partial folder, or take up that of an interrupted run of the same job.
 
+        Args:
+            path: the final folder.
+            job: what is to be written.
+            clean: remove what an earlier run of whatever job left, and start anew.
+            leader: False for all but the first of several processes: the folder is there already.
+
         Raises:
-            LoadError: the output exists, lies within the source, cannot be made, or another job's partial folder is
-                in its place.
+            LoadError: the output exists, lies within the source, or cannot be made; another job's partial folder is in
+                its place; another process is writing it; the disk has not enough space.
         """
         self.path = path
         self.partial = path.with_name(f"{path.name}.partial")
-        self.done: dict[str, dict[str, list[float]]] = {}
+        self.done: dict[str, Sums] = {}
+        self.fingerprint = fingerprint(job)
+        self.is_complete = False
         self._job = job
-        self._fingerprint = fingerprint(job)
+        self._numbers = {layout.file: number for number, layout in enumerate(job.layouts)}
         self._made: list[Path] = []
-        check_output(path, job.survey.folder.path)
+        self._claim: Claim | None = None
         self._beside = files_beside(job.survey.folder.path)
-        if self.partial.exists():
-            self._take_up()
-        else:
-            self._make()
-
-    def _make(self) -> None:
-        missing = [each for each in (self.partial, *self.partial.parents) if not each.exists()]
+        if not leader:
+            self.take_up()
+            return
+        self._check_foreign()
         try:
-            for folder in reversed(missing):
-                folder.mkdir()
-                self._made.append(folder)
-            self._job.check_space(self.partial)
-            self._write_journal()
+            self._make_folders()
+            self._claim = Claim(self.partial / LOCK_NAME)
+            self._start(clean=clean)
         except OSError as error:
-            self.discard()
+            self._remove_made()
             message = f"{self.path}: cannot be made: {error.strerror or error}"
             raise LoadError(message) from error
-        except QuantSpecError:
-            self.discard()
+        except BaseException:
+            self._remove_made()
             raise
 
-    def _take_up(self) -> None:
+    def _check_foreign(self) -> None:
+        """Refuse a partial folder that something else made, before anything in it is touched."""
         try:
-            journal = json.loads((self.partial / JOURNAL_NAME).read_bytes())
-            same = journal["fingerprint"] == self._fingerprint
-            recorded: dict[str, dict[str, list[float]]] = journal["done"]
-        except (OSError, ValueError, KeyError, TypeError):
-            same, recorded = False, {}
-        if not same:
-            message = (
-                f"{self.partial}: left by another job, or made by something else; remove it or choose another output"
-            )
-            raise LoadError(message)
-        sizes = {layout.file: layout.nbytes for layout in self._job.layouts}
-        for file, layers in recorded.items():
-            path = self.partial / file
-            if path.is_file() and path.stat().st_size == sizes.get(file):
-                self.done[file] = layers
+            mode = os.lstat(self.partial).st_mode
+            names = set(os.listdir(self.partial)) if stat.S_ISDIR(mode) else {"?"}  # noqa: PTH208  (names)
+        except FileNotFoundError:
+            names = set()
+        except OSError as error:
+            message = f"{self.partial}: cannot be read: {error.strerror or error}"
+            raise LoadError(message) from error
+        if names - {LOCK_NAME, f"{JOB_NAME}.new"} and JOB_NAME not in names:
+            raise self._foreign()
 
-    def begin_shard(self, file: str) -> tuple[Path, int]:
-        """Return the path and descriptor of a shard under its temporary name.
+    def _foreign(self) -> LoadError:
+        return LoadError(
+            f"{self.partial}: left by another job, or made by something else; remove it (--clean, if a job of ours left"
+            " it) or choose another output"
+        )
+
+    def _make_folders(self) -> None:
+        missing = [each for each in (self.partial, *self.partial.parents) if not each.exists()]
+        for folder in reversed(missing):
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            self._made.append(folder)
+
+    def _start(self, *, clean: bool) -> None:
+        if clean:
+            self._empty()
+        journal = read_json(self.partial / JOB_NAME)
+        ours = isinstance(journal, dict) and journal.get("fingerprint") == self.fingerprint
+        if journal is not None and not ours:
+            raise self._foreign()
+        self.is_complete = (
+            ours and not (self.partial / "files").exists() and self.path.is_dir() and self._all_recorded()
+        )
+        if self.is_complete:
+            self.take_up()
+            return
+        check_output(self.path, self._job.survey.folder.path)
+        for name in ("files", "incomplete", "done"):
+            (self.partial / name).mkdir(exist_ok=True)
+        self.take_up()
+        # What was being written when an earlier run ended is written again.
+        shutil.rmtree(self.partial / "incomplete")
+        (self.partial / "incomplete").mkdir()
+        todo = sum(layout.nbytes for layout in self._job.layouts if layout.file not in self.done)
+        self._check_space(todo + sum(file.nbytes for file in self._beside))
+        write_whole(self.partial / JOB_NAME, json.dumps({"fingerprint": self.fingerprint}).encode())
+
+    def _check_space(self, needed: int) -> None:
+        free = shutil.disk_usage(self.partial).free
+        if free < needed:
+            message = f"{self.partial}: {needed:,} bytes are needed, {free:,} are free"
+            raise LoadError(message)
+
+    def _all_recorded(self) -> bool:
+        return all(_sums(read_json(self._record(file))) is not None for file in self._numbers)
+
+    def _record(self, file: str) -> Path:
+        return self.partial / "done" / f"{self._numbers[file]}.json"
+
+    def take_up(self) -> None:
+        """Read which shards are complete."""
+        files = self.path if self.is_complete else self.partial / "files"
+        for layout in self._job.layouts:
+            recorded = _sums(read_json(self._record(layout.file)))
+            path = files / layout.file
+            if recorded is not None and path.is_file() and path.stat().st_size == layout.nbytes:
+                self.done[layout.file] = recorded
+
+    def begin_shard(self, layout: ShardLayout) -> int:
+        """Return the descriptor of a shard under its temporary name.
 
         Raises:
             OSError: it cannot be made.
         """
-        path = self.partial / f"{file}.incomplete"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        return create(self._incomplete(layout))
 
-    def finish_shard(self, file: str, path: Path, layers: dict[str, list[float]]) -> None:
-        """Give a complete shard its name and write it down.
+    def finish_shard(self, layout: ShardLayout, layers: Sums) -> None:
+        """Give a complete shard, whose bytes are on disk, its name and write it down.
 
-        Args:
-            file: the shard.
-            path: its temporary path.
-            layers: layer -> seconds, Σ w², Σ (w − ŵ)² of its weights in this shard.
+        Raises:
+            OSError: it cannot be.
         """
-        path.rename(self.partial / file)
-        self.done[file] = layers
-        self._write_journal()
+        target = self.partial / "files" / layout.file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._incomplete(layout).replace(target)
+        write_whole(self._record(layout.file), json.dumps(layers).encode())
+        self.done[layout.file] = layers
 
-    def _write_journal(self) -> None:
-        journal = {"fingerprint": self._fingerprint, "done": self.done}
-        scratch = self.partial / f"{JOURNAL_NAME}.new"
-        scratch.write_text(json.dumps(journal), "utf-8")
-        scratch.rename(self.partial / JOURNAL_NAME)
+    def open_shard(self, layout: ShardLayout) -> int:
+        """Return a descriptor to read a complete shard by.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return os.open(self.partial / "files" / layout.file, os.O_RDONLY | os.O_CLOEXEC)
+
+    def drop_shard(self, layout: ShardLayout) -> None:
+        """Forget a shard whose bytes are wrong: the same job writes it again."""
+        self._record(layout.file).unlink(missing_ok=True)
+        self.done.pop(layout.file, None)
+
+    def _incomplete(self, layout: ShardLayout) -> Path:
+        return self.partial / "incomplete" / f"{self._numbers[layout.file]}.safetensors"
 
     def write_documents(self) -> None:
-        """Write config.json and the index, and copy the tokenizer and all other small files."""
-        folder, job = self._job.survey.folder, self._job
+        """Write config.json and the index, and copy the tokenizer and all other small files.
+
+        Raises:
+            LoadError: one of them was changed.
+            OSError: one cannot be written.
+        """
+        job, files = self._job, self.partial / "files"
         for file in self._beside:
-            copy_file(file, self.partial / file.name)
-        (self.partial / CONFIG_NAME).write_text(_json(written_config(folder.config, job.quantization_config)), "utf-8")
+            copy_file(file, files / file.name)
+        config = written_config(job.survey.folder.config, job.quantization_config)
+        write_whole(files / CONFIG_NAME, _json(config))
         weight_map = {part.name: file for file, steps in job.steps.items() for step in steps for part in step.parts}
         index = {"metadata": {"total_size": job.tensor_nbytes}, "weight_map": dict(sorted(weight_map.items()))}
-        (self.partial / INDEX_NAME).write_text(_json(index), "utf-8")
+        write_whole(files / INDEX_NAME, _json(index))
 
     def complete(self) -> None:
         """Give the folder its own name.
 
         Raises:
             LoadError: something has taken that name meanwhile.
+            OSError: it cannot be renamed.
         """
-        (self.partial / JOURNAL_NAME).unlink(missing_ok=True)
         check_output(self.path, self._job.survey.folder.path)
-        self.partial.rename(self.path)
+        (self.partial / "files").rename(self.path)
+        self.is_complete = True
+
+    def close(self) -> None:
+        """Remove the partial folder, which holds nothing of worth any more, and give the lock back."""
+        _remove(self.partial)
+        self.release()
 
     def discard(self) -> None:
         """Remove what was written, and the folders that were made for it."""
-        shutil.rmtree(self.partial, ignore_errors=True)
+        _remove(self.partial)
+        self._remove_made()
+
+    def release(self) -> None:
+        """Give the lock back and leave what was written."""
+        if self._claim is not None:
+            self._claim.release()
+
+    def _empty(self) -> None:
+        for each in self.partial.iterdir():
+            if each.name != LOCK_NAME:
+                _remove(each)
+
+    def _remove_made(self) -> None:
+        """Remove the folders that this run made, the partial one only if it is ours, and give the lock back."""
         for folder in reversed(self._made):
-            if folder != self.partial and folder.is_dir() and not any(folder.iterdir()):
+            if folder == self.partial and self._claim is not None:
+                _remove(folder)
+            try:
                 folder.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                break
+        self._made = []
+        self.release()
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder; again if another process put something there meanwhile, and then leave it."""
+    for _ in range(5):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if not os.path.lexists(path):
+            return
+
+
+def _sums(record: object) -> Sums | None:
+    """Return what a record of a shard holds, or None if it is no such record."""
+    if not isinstance(record, dict):
+        return None
+    fits = all(
+        isinstance(each, list) and len(each) == _SUMS and all(type(value) in {int, float} for value in each)
+        for each in record.values()
+    )
+    return record if fits else None
 
 
 def check_output(path: Path, source: Path) -> None:
@@ -167,6 +306,16 @@ def check_output(path: Path, source: Path) -> None:
         raise LoadError(message)
 
 
+def check_output_or_finished(path: Path, source: Path) -> None:
+    """Refuse an output that exists or lies within the source, unless its job may have ended before its report.
+
+    Raises:
+        LoadError: as `check_output`.
+    """
+    if not (path.is_dir() and (path.with_name(f"{path.name}.partial") / JOB_NAME).is_file()):
+        check_output(path, source)
+
+
 def written_config(config: Mapping[str, object], quantization_config: Mapping[str, object]) -> dict[str, object]:
     """Return the config.json of the output: the source's, with `quantization_config` in place of any it had."""
     made = {key: value for key, value in config.items() if key not in {"quantization_config", "compression_config"}}
@@ -179,9 +328,8 @@ def written_config(config: Mapping[str, object], quantization_config: Mapping[st
 def fingerprint(job: Job) -> str:
     """Return a digest of everything that decides the bytes of a job's output."""
     folder = job.survey.folder
-    shards = [(file, (folder.path / file).stat()) for file in folder.shards]
     parts = {
-        "shards": [(file, stat.st_size, stat.st_mtime_ns) for file, stat in shards],
+        "shards": [(file, stamp.size, stamp.mtime_ns) for file, stamp in folder.stamps.items()],
         "config": job.survey.config.digest(),
         "quantization_config": job.quantization_config,
         "scale_rounding": job.scale_rounding,
@@ -190,5 +338,5 @@ def fingerprint(job: Job) -> str:
     return sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _json(document: Mapping[str, object]) -> str:
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+def _json(document: Mapping[str, object]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from quant_kernels.checks import dtype_name
-from quant_kernels.loading.arrivals import Address, Elsewhere, Router, holders_of
+from quant_kernels.loading.arrivals import Address, Elsewhere, OtherAddress, Router, holders_of
 from quant_kernels.loading.biases import bias_cuts
 from quant_kernels.loading.conversion_queue import ConversionQueue
 from quant_kernels.loading.decisions import LayerPlan, Policy
@@ -194,6 +194,12 @@ class OnlineQuantizer:
         if isinstance(destination, Elsewhere):
             return
         self._count(tensor)
+        try:
+            self._take_in(name, destination, tensor)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise LoadError(f"{name}: {type(error).__name__}: {error}\n{self._converter.progress()}") from error
+
+    def _take_in(self, name: str, destination: Address | OtherAddress, tensor: Tensor) -> None:
         if not isinstance(destination, Address):
             self._others.put(name, destination, tensor)
             return
@@ -251,8 +257,8 @@ class OnlineQuantizer:
                 if self._deferred.pop(plan.name, None) is not None:
                     self._queue.put(plan, work_of(plan))
             self._queue.close()
-        except Exception as error:
-            self._abandon(error)
+        except BaseException as error:
+            self._queue.stop(error)
             raise
         part = RankPart(
             records=tuple(self._converter.records),
@@ -298,7 +304,7 @@ class OnlineQuantizer:
         if error is None:
             self.finish()
         else:
-            self._abandon(error)
+            self._queue.stop(error)
 
     # -- behind -----------------------------------------------------------------------------------------------------
 
@@ -391,7 +397,3 @@ class OnlineQuantizer:
                 f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
             )
             raise LoadError(f"{len(missing)} tensors are missing: {listed}")
-
-    def _abandon(self, error: BaseException) -> None:
-        """Stop after an error, and tell other ranks in their next exchange."""
-        self._queue.stop(error)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 import torch
@@ -18,13 +18,14 @@ import torch
 from quant_kernels.checks import NonFiniteError
 from quant_kernels.conversion import quantize, requantize
 from quant_kernels.loading.headers import DTYPE_BITS
+from quant_kernels.loading.within import Stamp
 from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import TARGETS
 from quant_spec.errors import LoadError
 from quant_spec.granularity import PerTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -74,9 +75,15 @@ class SourceFiles:
     Threads may share it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Take the checkpoint folder; files open when first read."""
+    def __init__(self, folder: Path, stamps: Mapping[str, Stamp] | None = None) -> None:
+        """Take the checkpoint folder; files open when first read.
+
+        Args:
+            folder: the checkpoint folder.
+            stamps: what the files were when their headers were read: a file that has changed since is refused.
+        """
         self._folder = folder
+        self._stamps = stamps or {}
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -91,6 +98,7 @@ class SourceFiles:
                 descriptor = self._descriptors.get(file)
                 if descriptor is None:
                     descriptor = self._descriptors[file] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
+                    self._check(file, descriptor)
             while memory.nbytes:
                 count = os.preadv(descriptor, [memory], offset)
                 if not count:
@@ -106,6 +114,31 @@ class SourceFiles:
         memory = memoryview(bytearray(tensor.nbytes))
         self.read_into(memory, tensor.file, tensor.start)
         return tensor_view(memory, TORCH_DTYPES[tensor.dtype], tensor.shape)
+
+    def check_unchanged(self) -> None:
+        """Refuse what was read, if a file that is open has changed since its header was read.
+
+        Raises:
+            LoadError: one has, or another file has taken its place.
+        """
+        for file, descriptor in self._descriptors.items():
+            try:
+                self._check(file, descriptor)
+                inode = (self._folder / file).stat().st_ino
+            except OSError as error:
+                message = f"{file}: it was removed while it was read: {error.strerror or error}"
+                raise LoadError(message) from None
+            if file in self._stamps and inode != self._stamps[file].inode:
+                message = f"{file}: another file has taken its place while it was read"
+                raise LoadError(message)
+
+    def _check(self, file: str, descriptor: int) -> None:
+        found, known = Stamp.of(descriptor), self._stamps.get(file)
+        if known is None or found == known:
+            return
+        what = f"{known.size} bytes before, {found.size} now" if found.size != known.size else "it was written to"
+        message = f"{file}: it was changed while it was read: {what}"
+        raise LoadError(message)
 
     def close_except(self, files: frozenset[str]) -> None:
         """Close all files but those named."""
@@ -123,15 +156,62 @@ class SourceFiles:
         self.close_except(frozenset())
 
 
-def write_all(descriptor: int, memory: memoryview, offset: int) -> None:
-    """Write all of `memory` at byte `offset`.
+class Sink(Protocol):
+    """Takes the bytes of a file in any order, from several threads."""
 
-    Raises:
-        OSError: the device is full, or any other failure to write.
-    """
-    while memory.nbytes:
-        count = os.pwrite(descriptor, memory, offset)
-        memory, offset = memory[count:], offset + count
+    def write(self, memory: memoryview, offset: int) -> None:
+        """Take all of `memory`, which belongs at byte `offset`."""
+        ...
+
+
+class FileSink:
+    """Writes bytes into an open file."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Take the file."""
+        self._descriptor = descriptor
+
+    def write(self, memory: memoryview, offset: int) -> None:
+        """Write all of `memory` at byte `offset`.
+
+        Raises:
+            OSError: the device is full, or any other failure to write.
+        """
+        while memory.nbytes:
+            count = os.pwrite(self._descriptor, memory, offset)
+            memory, offset = memory[count:], offset + count
+
+
+class DifferenceError(LoadError):
+    """A file does not hold the bytes that it should."""
+
+
+class ComparingSink:
+    """Reads an open file and compares it with the bytes that belong there."""
+
+    def __init__(self, descriptor: int, file: str) -> None:
+        """Take the file and its name for messages."""
+        self._descriptor = descriptor
+        self._file = file
+
+    def write(self, memory: memoryview, offset: int) -> None:
+        """Compare all of `memory` with what stands at byte `offset`.
+
+        Raises:
+            DifferenceError: it differs, or the file ends before.
+            OSError: the file cannot be read.
+        """
+        found = bytearray(memory.nbytes)
+        left, at = memoryview(found), offset
+        while left.nbytes and (count := os.preadv(self._descriptor, [left], at)):
+            left, at = left[count:], at + count
+        if left.nbytes or found != memory:
+            message = f"{self._file}: bytes {offset} to {offset + memory.nbytes} are not those that were written"
+            raise DifferenceError(message)
+
+
+class StoppedError(Exception):
+    """The job has ended: a step is given up between two pieces."""
 
 
 @attrs.frozen
@@ -152,7 +232,15 @@ class Converted:
 class Transfer:
     """Copies and converts tensors from the source files into one open file after the other; of one thread."""
 
-    def __init__(self, source: SourceFiles, *, scale_rounding: str | None, through: torch.dtype, measure: bool) -> None:
+    def __init__(
+        self,
+        source: SourceFiles,
+        *,
+        scale_rounding: str | None,
+        through: torch.dtype,
+        measure: bool,
+        stopped: Callable[[], bool] = bool,
+    ) -> None:
         """Take the source and the options of every conversion.
 
         Args:
@@ -160,26 +248,33 @@ class Transfer:
             scale_rounding: of power-of-two scales; None: the format's default. Ignored by formats without such scales.
             through: dtype that a quantized source is rounded to on its way.
             measure: also sum up the error.
+            stopped: asked before every piece; True gives the step up with StoppedError.
         """
         self._source = source
         self._rounding = scale_rounding
         self._through = through
         self._measure = measure
+        self._stopped = stopped
         self._scratch = tuple(Scratch() for _ in range(4))
 
-    def copy(self, tensor: StoredTensor, descriptor: int, offset: int) -> None:
-        """Copy a tensor's bytes to byte `offset` of an open file."""
+    def copy(self, tensor: StoredTensor, sink: Sink, offset: int) -> None:
+        """Copy a tensor's bytes to byte `offset` of a file."""
         for begin in range(0, tensor.nbytes, STEP_BYTES):
+            self._go_on()
             memory = self._scratch[0].take(min(STEP_BYTES, tensor.nbytes - begin))
             self._source.read_into(memory, tensor.file, tensor.start + begin)
-            write_all(descriptor, memory, offset + begin)
+            sink.write(memory, offset + begin)
 
-    def convert(self, step: WeightStep, descriptor: int, offsets: Mapping[str, int]) -> Converted:
-        """Convert a weight into an open file.
+    def _go_on(self) -> None:
+        if self._stopped():
+            raise StoppedError
+
+    def convert(self, step: WeightStep, sink: Sink, offsets: Mapping[str, int]) -> Converted:
+        """Convert a weight into a file.
 
         Args:
             step: the weight, what it becomes, and the tensors it is stored as.
-            descriptor: file to write.
+            sink: what takes the bytes of that file.
             offsets: tensor name -> index of its first byte in that file.
 
         Raises:
@@ -189,6 +284,7 @@ class Transfer:
         scales = None if step.source_scale is None else self._source.read(step.source_scale)
         signal = noise = 0.0
         for piece in step.pieces(STEP_BYTES):
+            self._go_on()
             try:
                 result = self._convert_piece(step, piece, scales)
             except NonFiniteError as error:
@@ -196,7 +292,7 @@ class Transfer:
             if result.error_sums is not None:
                 signal += float(result.error_sums[0])
                 noise += float(result.error_sums[1])
-            self._write(step, piece, result, descriptor, offsets)
+            self._write(step, piece, result, sink, offsets)
         return Converted(time.perf_counter() - started, signal, noise)
 
     def _convert_piece(self, step: WeightStep, piece: Piece, scales: Tensor | None) -> QuantizedTensor:
@@ -255,7 +351,7 @@ class Transfer:
         return QuantizedTensor(data, scale, step.target.weight, shape, second)
 
     def _write(
-        self, step: WeightStep, piece: Piece, result: QuantizedTensor, descriptor: int, offsets: Mapping[str, int]
+        self, step: WeightStep, piece: Piece, result: QuantizedTensor, sink: Sink, offsets: Mapping[str, int]
     ) -> None:
         tensors = [result.data, result.scale]
         if result.second_scale is not None:
@@ -268,7 +364,7 @@ class Transfer:
             flat = tensor.contiguous().view(-1).view(torch.uint8)
             if flat.data_ptr() != view.data_ptr():
                 view.copy_(flat)
-            write_all(descriptor, whole, offsets[part.name] + step.offset_of(index, piece))
+            sink.write(whole, offsets[part.name] + step.offset_of(index, piece))
 
     def _bad_values(self, step: WeightStep, scales: Tensor | None) -> str:
         """Read a weight again, count its NaN and Inf and name the first rows that hold any."""

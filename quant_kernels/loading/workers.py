@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quant_kernels.loading.job import Job, Step
-    from quant_kernels.loading.transfer import Converted, Transfer
+    from quant_kernels.loading.transfer import Converted, Sink, Transfer
 
 MAX_WORKERS: Final = 4
 """Threads, on a machine with as many processors."""
@@ -42,9 +42,10 @@ def worker_count(job: Job) -> int:
 class Workers:
     """Threads with a `Transfer` each; as a context, they are joined at its end."""
 
-    def __init__(self, count: int, transfer: Callable[[], Transfer]) -> None:
-        """Take the number of threads and what makes the transfer of each."""
+    def __init__(self, count: int, transfer: Callable[[Callable[[], bool]], Transfer]) -> None:
+        """Take the number of threads and what makes the transfer of each from what tells whether to give up."""
         self._count = count
+        self._stop = threading.Event()
         self._transfer = transfer
         self._own = threading.local()
         self._torch_threads = torch.get_num_threads()
@@ -52,7 +53,7 @@ class Workers:
 
     def _start_thread(self) -> None:
         torch.set_num_threads(1)
-        self._own.transfer = self._transfer()
+        self._own.transfer = self._transfer(self._stop.is_set)
 
     def __enter__(self) -> Workers:  # noqa: PYI034  (typing.Self needs Python 3.11)
         """Return itself."""
@@ -61,19 +62,20 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the steps that have begun and forget the others."""
+        """Give up the steps that have begun, between two pieces, and forget the others."""
+        self._stop.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
         # What a thread sets is also the default of threads to come.
         torch.set_num_threads(self._torch_threads)
 
     def run(
-        self, steps: Sequence[Step], descriptor: int, offsets: Mapping[str, int]
+        self, steps: Sequence[Step], sink: Sink, offsets: Mapping[str, int]
     ) -> Generator[tuple[Step, Converted | None], None, None]:
         """Carry out the steps of one file; yield each with what it took when it is done.
 
         Args:
             steps: the steps.
-            descriptor: the open file.
+            sink: what takes the bytes of that file.
             offsets: tensor name -> index of its first byte in it.
 
         Raises:
@@ -85,18 +87,22 @@ class Workers:
             while waiting or running:
                 while waiting and len(running) < self._count * _QUEUED:
                     step = waiting.popleft()
-                    running[self._executor.submit(self._carry_out, step, descriptor, offsets)] = step
+                    running[self._executor.submit(self._carry_out, step, sink, offsets)] = step
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield running.pop(future), future.result()
         finally:
-            for future in running:
-                future.cancel()
-            wait(running)
+            if running:
+                # Left before the end: whatever the reason, nothing more comes of these steps.
+                self._stop.set()
+                for future in running:
+                    future.cancel()
+                wait(running)
+                self._stop.clear()
 
-    def _carry_out(self, step: Step, descriptor: int, offsets: Mapping[str, int]) -> Converted | None:
+    def _carry_out(self, step: Step, sink: Sink, offsets: Mapping[str, int]) -> Converted | None:
         transfer: Transfer = self._own.transfer
         if isinstance(step, CopyStep):
-            transfer.copy(step.tensor, descriptor, offsets[step.name])
+            transfer.copy(step.tensor, sink, offsets[step.name])
             return None
-        return transfer.convert(step, descriptor, offsets)
+        return transfer.convert(step, sink, offsets)

@@ -14,6 +14,12 @@ using portable::unpack_nibbles;
 static inline __m512i words(uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); }
 static inline __m512i halves(uint32_t value) { return _mm512_set1_epi16(static_cast<short>(value)); }
 
+// A constant that stays in a register: the compiler would make it anew in every turn of a loop.
+static inline __m512i kept(__m512i constant) {
+  asm("" : "+v"(constant));
+  return constant;
+}
+
 constexpr int kOrWithin = 0xf8;  // a | (b & c) of three operands
 constexpr int kWithinOr = 0xa8;  // (a | b) & c
 
@@ -31,36 +37,41 @@ static inline __m512 load_floats(const typename Reader<element>::Stored* x, __mm
   }
 }
 
-// Codes in the low bytes of the lanes, without their sign: `mantissa` bits, the exponent `least` (biased, of fp32) for
-// subnormals, at most the magnitude `greatest`.
+// Codes of fp32 values in the low bytes of the lanes, whose other bytes mean nothing: `mantissa` bits of it, the exponent
+// `least` (biased, of fp32) for subnormals, at most the magnitude `greatest`.
 template <int mantissa, int least, uint32_t greatest>
-static inline __m512i magnitude_codes(__m512i magnitude) {
-  const __m512i clamped = _mm512_min_epi32(magnitude, words(greatest));
-  const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(clamped, words(kInfinity)), words(least << 23));
-  const __m512i rounder = _mm512_add_epi32(exponent, words((23 - mantissa) << 23));
-  const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(clamped), _mm512_castsi512_ps(rounder)));
-  const __m512i binades = _mm512_sub_epi32(_mm512_srli_epi32(exponent, 23 - mantissa), words(least << mantissa));
-  return _mm512_add_epi32(_mm512_sub_epi32(sum, rounder), binades);
-}
+struct Codes {
+  // The sum counts steps of the code in its last places, from an offset there: even, so that ties go as without it.
+  static constexpr uint32_t kOffset = (0u - (static_cast<uint32_t>(least) << mantissa)) & 0xffu;
+  static_assert(kOffset % 2 == 0);
+  const __m512i magnitude = kept(words(kMagnitude)), infinity = kept(words(kInfinity)), clamp = kept(words(greatest));
+  const __m512i smallest = kept(words(least << 23)), rounder = kept(words(((23 - mantissa) << 23) + kOffset));
+  const __m512i sign = kept(words(mantissa == 3 ? 0x80u : 8u)), nan = kept(words(mantissa == 3 ? 0x7fu : 7u));
 
-static inline __m512i e4m3_codes(__m512 value) {
-  const __m512i bits = _mm512_castps_si512(value), magnitude = _mm512_and_si512(bits, words(kMagnitude));
-  const __m512i codes = magnitude_codes<3, 121, 0x43e00000u>(magnitude);
-  const __m512i with_sign = _mm512_ternarylogic_epi32(codes, _mm512_srli_epi32(bits, 24), words(0x80), kOrWithin);
-  return _mm512_mask_mov_epi32(with_sign, _mm512_cmpgt_epi32_mask(magnitude, words(kInfinity)), words(0x7f));
-}
+  Codes() {}  // an implicit one would not be built for this instruction set
 
-static inline __m512i e2m1_codes(__m512 value) {
-  const __m512i bits = _mm512_castps_si512(value), magnitude = _mm512_and_si512(bits, words(kMagnitude));
-  const __mmask16 numbers = _mm512_cmple_epi32_mask(magnitude, words(kInfinity));
-  const __m512i codes = magnitude_codes<1, 127, 0x40c00000u>(magnitude);
-  return _mm512_ternarylogic_epi32(codes, _mm512_maskz_srli_epi32(numbers, bits, 28), words(8), kOrWithin);
-}
+  template <bool with_nan = true>
+  __attribute__((always_inline)) __m512i of(__m512 value) const {
+    const __m512i bits = _mm512_castps_si512(value), absolute = _mm512_and_si512(bits, magnitude);
+    const __m512i clamped = _mm512_min_epi32(absolute, clamp);
+    const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(clamped, infinity), smallest);
+    const __m512 step = _mm512_castsi512_ps(_mm512_add_epi32(exponent, rounder));
+    const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(clamped), step));
+    const __m512i codes = _mm512_add_epi32(sum, _mm512_srli_epi32(exponent, 23 - mantissa));
+    const __m512i high = _mm512_srli_epi32(bits, mantissa == 3 ? 24 : 28);
+    const __m512i with_sign = _mm512_ternarylogic_epi32(codes, high, sign, kOrWithin);
+    if (!with_nan) return with_sign;
+    return _mm512_mask_mov_epi32(with_sign, _mm512_cmpgt_epi32_mask(absolute, infinity), nan);
+  }
+};
 
-// 16 codes of 4 bits in 32-bit lanes to 8 bytes.
+using E4m3Codes = Codes<3, 121, 0x43e00000u>;
+using E2m1Codes = Codes<1, 127, 0x40c00000u>;
+
+// 16 codes of 4 bits in the low bytes of the lanes to 8 bytes.
 static inline void store_pairs(uint8_t* out, __m512i codes) {
-  const __m128i pairs = _mm512_cvtepi64_epi8(_mm512_or_si512(codes, _mm512_srli_epi64(codes, 28)));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), pairs);
+  const __m128i pairs = _mm_maddubs_epi16(_mm512_cvtepi32_epi8(codes), _mm_set1_epi16(0x1001));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(pairs, pairs));
 }
 
 static inline void store_bytes(uint8_t* out, __m512i codes) {
@@ -98,81 +109,110 @@ static inline void group_maxima(const typename Reader<element>::Stored* x, int64
 
 // ---- encoding ---------------------------------------------------------------------------------------------------
 
-template <Element element, bool fnuz>
+template <Element element, bool fnuz, bool with_nan>
 static inline void encode_divided(const typename Reader<element>::Stored* x, int64_t count, float scale, uint8_t* codes) {
   if constexpr (fnuz) {
-    portable::encode_divided<element, fnuz>(x, count, scale, codes);
+    portable::encode_divided<element, fnuz, with_nan>(x, count, scale, codes);
   } else {
     const __m512 by = _mm512_set1_ps(scale);
+    const E4m3Codes lanes;
     int64_t i = 0;
-    for (; i + 16 <= count; i += 16) store_bytes(codes + i, e4m3_codes(_mm512_div_ps(load_floats<element>(x + i), by)));
+    for (; i + 16 <= count; i += 16) {
+      store_bytes(codes + i, lanes.template of<with_nan>(_mm512_div_ps(load_floats<element>(x + i), by)));
+    }
     if (i == count) return;
     const __mmask16 live = static_cast<__mmask16>((1u << (count - i)) - 1u);
-    const __m512i last = e4m3_codes(_mm512_div_ps(load_floats<element>(x + i, live), by));
+    const __m512i last = lanes.template of<with_nan>(_mm512_div_ps(load_floats<element>(x + i, live), by));
     _mm512_mask_cvtepi32_storeu_epi8(codes + i, live, last);
   }
 }
 
 // A group of 32 through fp32, for any source and any scale.
+template <int bits>
+struct CodesOf {
+  using Type = E4m3Codes;
+};
+template <>
+struct CodesOf<4> {
+  using Type = E2m1Codes;
+};
+template <int bits>
+using MxCodes = typename CodesOf<bits>::Type;
+
 template <Element element, int bits>
-static inline void encode_group(const typename Reader<element>::Stored* x, uint32_t byte, uint8_t* out) {
+static inline void encode_group(const MxCodes<bits>& lanes, const typename Reader<element>::Stored* x, uint32_t byte,
+                                uint8_t* out) {
   const __m512 factor = _mm512_set1_ps(inverse_e8m0(byte));
   for (int64_t half = 0; half < 2; ++half) {
     const __m512 scaled = _mm512_mul_ps(load_floats<element>(x + half * 16), factor);
-    if (bits == 4) store_pairs(out + half * 8, e2m1_codes(scaled));
-    if (bits == 8) store_bytes(out + half * 16, e4m3_codes(scaled));
+    if (bits == 4) store_pairs(out + half * 8, lanes.of(scaled));
+    if (bits == 8) store_bytes(out + half * 16, lanes.of(scaled));
   }
 }
 
-// A group of 32 in bf16 lanes. Returns false, and stores nothing, if it holds NaN or what a shift of the exponent does
-// not scale exactly: codes below the least normal one, bytes so small that subnormal weights would count.
+// Groups of 32 in bf16 lanes.
 template <int bits>
-static inline bool encode_bf16_group(const uint16_t* x, uint32_t byte, uint8_t* out) {
-  constexpr uint32_t below = bits == 4 ? 4 : 11;  // binades kept below the scale's own: what is smaller becomes 0
-  if (byte < below || byte > 254) return false;
-  const __m512i stored = _mm512_loadu_si512(x), magnitude = _mm512_and_si512(stored, halves(0x7fff));
-  const __m512i scaled = _mm512_subs_epu16(magnitude, halves((byte - below) << 7));
-  if (bits == 4) {
-    if (_mm512_cmpgt_epu16_mask(magnitude, halves(0x7f80)) != 0) return false;
-    // 1.0 is 4 << 7 here. From there on: round to one bit of the mantissa; below: count steps of 1/2.
-    const __m512i last = _mm512_and_si512(_mm512_srli_epi16(scaled, 6), halves(1));
-    const __m512i rounded = _mm512_add_epi16(_mm512_add_epi16(scaled, last), halves(0x1fu - (3u << 7)));
-    const __m512i normal = _mm512_min_epu16(_mm512_srli_epi16(rounded, 6), halves(7));
-    const __m512i some = _mm512_maskz_mov_epi16(_mm512_cmpgt_epu16_mask(scaled, halves(2u << 7)), halves(1));
-    const __m512i small = _mm512_mask_add_epi16(some, _mm512_cmpge_epu16_mask(scaled, halves((3u << 7) + 64u)), some, halves(1));
-    const __m512i codes = _mm512_mask_mov_epi16(small, _mm512_cmpge_epu16_mask(scaled, halves(4u << 7)), normal);
-    const __m512i with_sign = _mm512_ternarylogic_epi32(codes, _mm512_srli_epi16(stored, 12), halves(8), kOrWithin);
-    store_bytes(out, _mm512_or_si512(with_sign, _mm512_srli_epi32(with_sign, 12)));
-  } else {
-    // 2^-6 is 5 << 7 here.
-    const __mmask32 some = _mm512_test_epi16_mask(magnitude, magnitude);
-    const __mmask32 small = _mm512_mask_cmplt_epu16_mask(some, scaled, halves(5u << 7));
-    if ((small | _mm512_cmpgt_epu16_mask(magnitude, halves(0x7f80))) != 0) return false;
-    const __m512i last = _mm512_and_si512(_mm512_srli_epi16(scaled, 4), halves(1));
-    const __m512i rounded = _mm512_add_epi16(_mm512_add_epi16(scaled, last), halves(7u - (32u << 4)));
-    const __m512i codes = _mm512_maskz_min_epu16(some, _mm512_srli_epi16(rounded, 4), halves(0x7e));
-    const __m512i with_sign = _mm512_ternarylogic_epi32(codes, _mm512_srli_epi16(stored, 8), halves(0x80), kOrWithin);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(with_sign));
+struct Bf16Groups {
+  static constexpr uint32_t kBelow = bits == 4 ? 4 : 11;  // binades kept below the scale's own: what is smaller becomes 0
+  const __m512i magnitude = kept(halves(0x7fff)), infinity = kept(halves(0x7f80)), one = kept(halves(1));
+  const __m512i sign = kept(halves(bits == 4 ? 8 : 0x80)), greatest = kept(halves(bits == 4 ? 7 : 0x7e));
+  // 1.0 is 4 << 7 after scaling to 4 bits, 2^-6 is 5 << 7 after scaling to 8. There codes begin to have all their bits.
+  const __m512i least = kept(halves((bits == 4 ? 4u : 5u) << 7));
+  const __m512i quarter = kept(halves(2u << 7)), three_quarters = kept(halves((3u << 7) + 64u));
+  const __m512i rounder = kept(halves(bits == 4 ? 0x1fu - (3u << 7) : 7u - (32u << 4)));
+
+  Bf16Groups() {}  // an implicit one would not be built for this instruction set
+
+  // Returns false, and stores nothing, if the group holds NaN or what a shift of the exponent does not scale exactly:
+  // codes below the least normal one, bytes so small that subnormal weights would count.
+  __attribute__((always_inline)) bool encode(const uint16_t* x, uint32_t byte, uint8_t* out) const {
+    if (byte < kBelow || byte > 254) return false;
+    const __m512i stored = _mm512_loadu_si512(x), absolute = _mm512_and_si512(stored, magnitude);
+    const __m512i scaled = _mm512_subs_epu16(absolute, halves((byte - kBelow) << 7));
+    const __m512i last = _mm512_and_si512(_mm512_srli_epi16(scaled, bits == 4 ? 6 : 4), one);
+    const __m512i sum = _mm512_add_epi16(_mm512_add_epi16(scaled, last), rounder);
+    const __m512i rounded = _mm512_srli_epi16(sum, bits == 4 ? 6 : 4);
+    const __mmask32 nan = _mm512_cmpgt_epu16_mask(absolute, infinity);
+    if (bits == 4) {
+      if (__builtin_expect(nan != 0, 0)) return false;
+      // Below 1.0: count the steps of 1/2.
+      const __m512i some = _mm512_maskz_mov_epi16(_mm512_cmpgt_epu16_mask(scaled, quarter), one);
+      const __m512i small = _mm512_mask_add_epi16(some, _mm512_cmpge_epu16_mask(scaled, three_quarters), some, one);
+      const __m512i codes = _mm512_mask_min_epu16(small, _mm512_cmpge_epu16_mask(scaled, least), rounded, greatest);
+      const __m512i with_sign = _mm512_ternarylogic_epi32(codes, _mm512_srli_epi16(stored, 12), sign, kOrWithin);
+      store_bytes(out, _mm512_or_si512(with_sign, _mm512_srli_epi32(with_sign, 12)));
+    } else {
+      const __mmask32 some = _mm512_test_epi16_mask(absolute, absolute);
+      const __mmask32 small = _mm512_mask_cmplt_epu16_mask(some, scaled, least);
+      if (__builtin_expect((small | nan) != 0, 0)) return false;
+      const __m512i codes = _mm512_maskz_min_epu16(some, rounded, greatest);
+      const __m512i with_sign = _mm512_ternarylogic_epi32(codes, _mm512_srli_epi16(stored, 8), sign, kOrWithin);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(with_sign));
+    }
+    return true;
   }
-  return true;
-}
+};
 
 template <Element element, int bits>
 static inline void encode_mx(const typename Reader<element>::Stored* x, int64_t groups, const uint32_t* byte, uint8_t* out) {
-  for (int64_t g = 0; g < groups; ++g) {
-    const auto* group = x + g * 32;
-    uint8_t* codes = out + g * (bits == 4 ? 16 : 32);
-    if constexpr (element == kBf16) {
-      if (encode_bf16_group<bits>(group, byte[g], codes)) continue;
+  constexpr int64_t width = bits == 4 ? 16 : 32;
+  if constexpr (element == kBf16) {
+    const Bf16Groups<bits> lanes;
+    for (int64_t g = 0; g < groups; ++g) {
+      if (__builtin_expect(lanes.encode(x + g * 32, byte[g], out + g * width), 1)) continue;
+      encode_group<element, bits>(MxCodes<bits>{}, x + g * 32, byte[g], out + g * width);
     }
-    encode_group<element, bits>(group, byte[g], codes);
+  } else {
+    const MxCodes<bits> lanes;
+    for (int64_t g = 0; g < groups; ++g) encode_group<element, bits>(lanes, x + g * 32, byte[g], out + g * width);
   }
 }
 
 template <Element element>
 static inline void encode_nvfp4(const typename Reader<element>::Stored* x, int64_t groups, const float* step, uint8_t* out) {
+  const E2m1Codes lanes;
   for (int64_t g = 0; g < groups; ++g) {
-    const __m512i codes = e2m1_codes(_mm512_div_ps(load_floats<element>(x + g * 16), _mm512_set1_ps(step[g])));
+    const __m512i codes = lanes.of(_mm512_div_ps(load_floats<element>(x + g * 16), _mm512_set1_ps(step[g])));
     store_pairs(out + g * 8, step[g] == 0.0f ? _mm512_setzero_si512() : codes);
   }
 }

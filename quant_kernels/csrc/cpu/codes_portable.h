@@ -11,8 +11,8 @@ static inline void group_maxima(const typename Reader<element>::Stored* x, int64
 
 // ---- encoding ---------------------------------------------------------------------------------------------------
 
-// e4m3 codes of value / scale.
-template <Element element, bool fnuz>
+// e4m3 codes of value / scale. Without `with_nan` no value is NaN, which some machines make use of.
+template <Element element, bool fnuz, bool with_nan>
 static inline void encode_divided(const typename Reader<element>::Stored* x, int64_t count, float scale, uint8_t* codes) {
   for (int64_t i = 0; i < count; ++i) {
     const float ratio = Reader<element>::value(x[i]) / scale;

@@ -101,6 +101,7 @@ static void ptpc_row(const Job& job, const Item& item, int64_t e, int64_t n, Scr
   uint32_t amax = 0;
   if (item.amax.data == nullptr || item.bad != nullptr) amax = Reader<element>::amax(x, item.k);
   check_amax(item, amax, row);
+  const bool finite = amax < kInfinity && item.amax.data == nullptr;
   if (item.amax.data != nullptr) amax = given_amax(item, e, n, 0);
   const float scale = fp32_scale(amax, job.fnuz ? kE4m3FnuzMax : kE4m3Max);
   *place<float>(item.scale, e, n, 0) = scale;
@@ -110,9 +111,11 @@ static void ptpc_row(const Job& job, const Item& item, int64_t e, int64_t n, Scr
     const int64_t count = item.k - k < kChunk ? item.k - k : kChunk;
     if (next != nullptr) prefetch(next + k, count * static_cast<int64_t>(sizeof(*x)));
     if (job.fnuz) {
-      encode_divided<element, true>(x + k, count, scale, codes + k);
+      encode_divided<element, true, true>(x + k, count, scale, codes + k);
+    } else if (finite) {
+      encode_divided<element, false, false>(x + k, count, scale, codes + k);
     } else {
-      encode_divided<element, false>(x + k, count, scale, codes + k);
+      encode_divided<element, false, true>(x + k, count, scale, codes + k);
     }
   }
   if (item.sums != nullptr) {
@@ -147,9 +150,10 @@ static void mx_row(const Job& job, const Item& item, int64_t e, int64_t n, Scrat
       for (int64_t g = 0; g < count; ++g) amax[g] = given_amax(item, e, n, first + g);
     }
     for (int64_t g = 0; g < groups_a_chunk; ++g) byte[g] = e8m0_of_amax(amax[g], rounding, bits == 4 ? 2u : 8u);
-    for (int64_t g = 0; g < count; ++g) {
-      const int64_t at = job.layout == kCdna ? cdna_scale_offset(n, first + g, item.scale_k) : first + g;
-      scales[at] = static_cast<uint8_t>(byte[g]);
+    if (job.layout == kCdna) {
+      for (int64_t g = 0; g < count; ++g) scales[cdna_scale_offset(n, first + g, item.scale_k)] = static_cast<uint8_t>(byte[g]);
+    } else {
+      for (int64_t g = 0; g < count; ++g) scales[first + g] = static_cast<uint8_t>(byte[g]);
     }
     uint8_t* codes = out + first * (bits == 4 ? 16 : 32);
     encode_mx<element, bits>(chunk, count, byte, codes);
@@ -233,7 +237,7 @@ static void block_stripe(const Job& job, const Item& item, int64_t e, int64_t st
     Sums sums;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t k = tile * 128, count = item.k - k < 128 ? item.k - k : 128;
-      encode_divided<element, false>(x + k, count, scale[tile], codes + k);
+      encode_divided<element, false, true>(x + k, count, scale[tile], codes + k);
       if (item.sums != nullptr) sums.add<element, 8>(x + k, count, codes + k, scale[tile], false);
     }
     if (item.sums != nullptr) sums.write(item, e * item.n + n);
