@@ -71,25 +71,7 @@ def other_config(rank: int, size: int) -> None:
     )
 
 
-def dies(rank: int, size: int) -> None:
-    model = block(rank, size)
-    if rank == 1:
-        os._exit(7)
-    request = {"global_quant_config": "ptpc_fp8"}
-    quantize_model(model, request, group=dist.group.WORLD, timeout=TIMEOUT, write_report=False)
-
-
-def stays_away(rank: int, size: int) -> None:
-    """Rank 1 lives, but never comes to the exchange."""
-    model = block(rank, size)
-    if rank == 1:
-        time.sleep(TIMEOUT + 2)
-        return
-    request = {"global_quant_config": "ptpc_fp8"}
-    quantize_model(model, request, group=dist.group.WORLD, timeout=TIMEOUT / 2, write_report=False)
-
-
-WORK = {each.__name__: each for each in (shards_equal, models_equal, other_config, dies, stays_away)}
+WORK = {each.__name__: each for each in (shards_equal, models_equal, other_config)}
 
 
 def process(rank: int, size: int, folder: str, jobs: list[str]) -> None:

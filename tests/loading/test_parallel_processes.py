@@ -1,12 +1,11 @@
-"""Ranks as processes over gloo: the same results, and errors on all ranks in bounded time when one is dead or wrong."""
+"""Ranks as processes over gloo: the same results as one; what happens when one fails is in tests/torture."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 import torch.multiprocessing as mp
-from gloo_jobs import TIMEOUT, process
+from gloo_jobs import process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,13 +36,3 @@ def test_shards_and_models_of_four_processes(tmp_path: Path) -> None:
         assert found["shards_equal", rank][1] == "well"
         assert found["models_equal", rank][1] == "well"
         assert "has another config or other options" in found["other_config", rank][1]
-
-
-@pytest.mark.parametrize("job", ["dies", "stays_away"])
-def test_rank_that_does_not_answer_is_an_error_in_bounded_time(tmp_path: Path, job: str) -> None:
-    found = run(3, tmp_path, job)
-    for rank in (0, 2):
-        seconds, text = found[job, rank]
-        assert "LoadError" in text
-        assert "another rank does not answer" in text
-        assert seconds < TIMEOUT + 5
