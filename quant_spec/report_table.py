@@ -99,6 +99,8 @@ def layer_table(rows: Iterable[Row], *, each: bool = False) -> Table:
     table.add_column("what and why", overflow="fold", ratio=3)
     table.add_column("size", justify="right", no_wrap=True)
     for group in groups.values():
+        if table.row_count and not each:
+            table.add_row()
         before, after = sum(row.bytes_before for row in group), sum(row.bytes_after for row in group)
         size = human_bytes(before) if before == after else f"{human_bytes(before)} → {human_bytes(after)}"
         kinds = [group[0].layer] if each else dict.fromkeys(layer_type(row.layer) for row in group)

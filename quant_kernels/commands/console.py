@@ -49,6 +49,7 @@ class ExitCode(IntEnum):
     SELF_TEST_FAILED = 3
     UNSAID = 4
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def refusals(*, as_json: bool) -> Iterator[None]:
 
 def fail(message: str, *, as_json: bool, defects: tuple[Defect, ...] = (), code: ExitCode = ExitCode.REFUSED) -> None:
     """Print an error and leave with an exit code."""
-    sys.stderr.write(f"error: {printable(message)}\n")
+    print_error(message)
     if as_json:
         listed = [
             {
@@ -90,6 +91,17 @@ def fail(message: str, *, as_json: bool, defects: tuple[Defect, ...] = (), code:
         ]
         print_json({"error": message, "defects": listed})
     raise typer.Exit(code)
+
+
+def print_error(message: str) -> None:
+    """Print an error to standard error; `error:` is red on a terminal that wants colours."""
+    if sys.stderr.isatty():
+        from rich.text import Text
+
+        console(stderr=True).print(Text("error:", style="bold red"), end=" ")
+    else:
+        sys.stderr.write("error: ")
+    sys.stderr.write(f"{printable(message)}\n")
 
 
 def printable(text: str) -> str:
@@ -110,12 +122,13 @@ def print_line(text: str) -> None:
     sys.stdout.write(f"{printable(text)}\n")
 
 
-def print_log(text: str, style: str | None = None) -> None:
-    """Print a line of the log: as one line, but on a terminal folded at words to its width, and indented below.
+def print_log(text: str, style: str | None = None, *, indent: int = 2) -> None:
+    """Print a line of the log: as one line, but on a terminal folded at words to its width.
 
     Args:
         text: the line.
         style: rich's word for its colour, on terminals that want colours.
+        indent: columns before the folded lines below the first.
     """
     if not sys.stdout.isatty():
         print_line(text)
@@ -123,7 +136,7 @@ def print_log(text: str, style: str | None = None) -> None:
     from rich.text import Text
 
     screen = console()
-    lines = textwrap.wrap(printable(text), screen.width, subsequent_indent="  ", break_on_hyphens=False)
+    lines = textwrap.wrap(printable(text), screen.width, subsequent_indent=" " * indent, break_on_hyphens=False)
     screen.print(Text("\n".join(lines), style=style or ""))
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DIGEST_OF: Final = "the request over the checkpoint's config and tensor names"
 _NEAREST: Final = 3
+_KEY_WIDTH: Final = 11
 
 
 def run_plan(
@@ -173,7 +174,7 @@ def run_explain(model_dir: Path, name: str, request: str | None, *, quantization
         print_json(module_document(surveyed, module, module_bytes(surveyed, module)))
         return
     for key, value in _explanation(surveyed, module, requested=request is not None):
-        print_line(f"{key:<11} {value}")
+        print_log(f"{key:<{_KEY_WIDTH}} {value}", indent=_KEY_WIDTH + 1)
 
 
 def _explanation(surveyed: Survey, module: ModulePlan, *, requested: bool) -> Iterator[tuple[str, str]]:
