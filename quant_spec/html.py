@@ -67,7 +67,8 @@ def _module_row(module: ModulePlan) -> tuple[str, ...]:
     decision = module.decision
     entry = f" {decision.entry.text} ({decision.entry.path})" if decision.entry else ""
     reason = f": {decision.reason}" if decision.reason else ""
-    weights = f"{word(decision.source.weight)} → {word(decision.config.weight)}"
+    stored = word(decision.source.weight)
+    weights = f"{stored} → {word(decision.config.weight)}" if decision.changes else f"{stored}, kept"
     return module.name, weights, word(decision.config.activation), f"{decision.why}{entry}{reason}"
 
 
@@ -75,7 +76,9 @@ def plan_html(plan: ModelPlan) -> str:
     """Return a plan as a table of its modules, with warnings above."""
     rows = map(_module_row, plan.modules[:MAX_ROWS])
     table = _table(("module", "weight", "activation", "why"), rows, len(plan.modules))
-    counts = f"{len(plan.changed)} of {len(plan.modules)} modules change, {len(plan.kept)} are kept"
+    counts = f"{len(plan.changed)} of {len(plan.modules)} modules change"
+    if plan.kept:
+        counts += f", {len(plan.kept)} that were asked for cannot"
     return f"<div><p><b>ModelPlan</b> {counts}</p>{_listed(plan.warnings)}{table}</div>"
 
 

@@ -154,7 +154,7 @@ def test_plans_travel_and_show_themselves() -> None:
     assert again == found
     html = found._repr_html_()
     for part in (
-        "3 of 7 modules change, 3 are kept",
+        "3 of 7 modules change, 3 that were asked for cannot",
         "none → mxfp4",
         "exclude lm_head ($.exclude_layer[0])",
         "&lt;b&gt;",
