@@ -4,7 +4,7 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
-main=${1:?the main environment}
+main=$(cd "${1:?the main environment}" && pwd)
 venv=${2:?the environment to make}
 version=0.32.0
 
@@ -22,3 +22,12 @@ fi
 rm -rf "$venv/dist"
 "$main/bin/python" -m pip --quiet --quiet wheel --no-build-isolation --no-deps --wheel-dir "$venv/dist" "$root"
 "$venv/bin/python" -m pip --disable-pip-version-check --quiet --quiet install --no-deps --force-reinstall "$venv"/dist/*.whl
+
+# The real model of the tutorial, as a checkpoint of the main environment's making.
+cd "$root"
+"$main/bin/python" -c "
+import sys
+from pathlib import Path
+sys.path.insert(0, 'docs/tutorial/demo')
+import weights
+weights.smollm2(Path('build/demo'))"
