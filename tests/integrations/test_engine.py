@@ -76,7 +76,7 @@ def _linear(rows: int = 64, inputs: int = 64) -> nn.Linear:
 
 
 def test_order_of_atom(tmp_path: Path) -> None:
-    """Formats are asked for by name alone; modules hold their weights from the start; a report is written at the end."""
+    """Formats are asked for by name alone; modules hold weights from the start; a report is written at the end."""
     config = QuantizationConfig.from_online(REQUEST)
     assert str(config.resolve("model.layers.0.self_attn.o_proj").weight) == "fp8_e4m3/per_channel"
     engine = EngineQuantizer(config, report_dir=tmp_path, model="tiny")
