@@ -16,6 +16,7 @@ from quant_spec.dtypes import FP8_E4M3FNUZ
 from quant_spec.errors import nearest, shown
 from quant_spec.formats import format_of_key
 from quant_spec.matching import Why
+from quant_spec.plan import ON_UNMATCHED, check_unmatched
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -76,12 +77,14 @@ class Policy:
         requantize_sources: words of `REQUANTIZABLE` formats that may be converted all the same.
         scale_rounding: asked for by name; must fit some format of the model.
         fnuz: True if PTPC weights are stored as float8_e4m3fnuz.
+        on_unmatched: `warn` of entries that fit no layer, or `error`.
     """
 
     on_unsupported: str = "keep"
     requantize_sources: tuple[str, ...] = ()
     scale_rounding: str | None = None
     fnuz: bool = False
+    on_unmatched: str = "warn"
 
     def check(self) -> None:
         """Refuse unknown words.
@@ -91,6 +94,7 @@ class Policy:
         """
         for argument, words, allowed in (
             ("on_unsupported", (self.on_unsupported,), ON_UNSUPPORTED),
+            ("on_unmatched", (self.on_unmatched,), ON_UNMATCHED),
             ("requantize_sources", self.requantize_sources, REQUANTIZABLE),
         ):
             for word in words:
@@ -119,8 +123,8 @@ def decide(
 
     Raises:
         ResolveError: shards or experts of a layer disagree.
-        PlanError: nothing would change, a format has no conversion, a rounding fits no format, or a layer cannot be
-            converted and the policy is `error`.
+        PlanError: nothing would change, a format has no conversion, a rounding fits no format, or the policy is
+            `error` and a layer cannot be converted, or an entry fits none.
     """
     policy.check()
     infos = {name: _info(view, placements.get(name)) for name, view in views.items()}
@@ -131,6 +135,7 @@ def decide(
         if obstacle:
             infos[name] = attrs.evolve(info, obstacle=obstacle)
     made, decisions = _planned(infos, config, policy)
+    check_unmatched(made, policy.on_unmatched)
     while found := _tied_obstacles(decisions, ties):
         for name, obstacle in found.items():
             infos[name] = attrs.evolve(infos[name], obstacle=obstacle)

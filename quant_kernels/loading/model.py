@@ -50,6 +50,7 @@ def quantize_model(  # noqa: PLR0913  (each changes one thing about the job)
     *,
     scale_rounding: str | None = None,
     on_unsupported: str = "keep",
+    on_unmatched: str = "warn",
     requantize_sources: Sequence[str] = (),
     check: bool = True,
     measure: bool = False,
@@ -75,6 +76,7 @@ def quantize_model(  # noqa: PLR0913  (each changes one thing about the job)
             checkpoint is then unquantized.
         scale_rounding: `even`, `floor` or `rceil` for formats with power-of-two scales; None: each format's default.
         on_unsupported: `keep` layers that cannot be converted, with a warning, or `error`, before any is touched.
+        on_unmatched: `warn` of entries that fit no layer, or `error`, before any is touched.
         requantize_sources: `mxfp4`, `nvfp4`: formats that are kept unless named here.
         check: raise on NaN and Inf; the layer is then untouched.
         measure: also measure the error of each layer (`sqnr_db`).
@@ -102,7 +104,7 @@ def quantize_model(  # noqa: PLR0913  (each changes one thing about the job)
     ranks = as_ranks(group, timeout=timeout)
     if write_report and ranks.rank == 0:
         check_report_folder(report_dir)
-    policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding, fnuz)
+    policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding, fnuz, on_unmatched)
     through = getattr(torch, request.source_dtype)
     options = ConversionOptions(scale_rounding, check, measure, fnuz, layout, through)
     decisions = survey_model(model, request, ranks, policy, options, parallel, views)
@@ -132,6 +134,7 @@ def plan_model(
     config: QuantizationConfig | object,
     *,
     on_unsupported: str = "keep",
+    on_unmatched: str = "warn",
     requantize_sources: Sequence[str] = (),
     views: Sequence[ModuleView] = VIEWS,
 ) -> ModelPlan:
@@ -141,6 +144,7 @@ def plan_model(
         model: the model.
         config: as for `quantize_model`.
         on_unsupported: as for `quantize_model`.
+        on_unmatched: as for `quantize_model`.
         requantize_sources: as for `quantize_model`.
         views: as for `quantize_model`.
 
@@ -148,7 +152,7 @@ def plan_model(
         ConfigError, ResolveError, PlanError: the request is refused.
     """
     request = config if isinstance(config, QuantizationConfig) else QuantizationConfig.from_online(config)
-    policy = Policy(on_unsupported, tuple(requantize_sources))
+    policy = Policy(on_unsupported, tuple(requantize_sources), on_unmatched=on_unmatched)
     return survey_model(model, request, OneRank(), policy, ConversionOptions(), None, views).plan
 
 

@@ -69,6 +69,7 @@ class OnlineQuantizer:
         device: torch.device | str = "cpu",
         scale_rounding: str | None = None,
         on_unsupported: str = "keep",
+        on_unmatched: str = "warn",
         requantize_sources: Sequence[str] = (),
         check: bool = True,
         measure: bool = False,
@@ -93,6 +94,7 @@ class OnlineQuantizer:
             device: where the model will live.
             scale_rounding: as for `quantize_model`.
             on_unsupported: as for `quantize_model`.
+            on_unmatched: as for `quantize_model`.
             requantize_sources: as for `quantize_model`.
             check: as for `quantize_model`.
             measure: as for `quantize_model`.
@@ -102,9 +104,8 @@ class OnlineQuantizer:
             parallel: as for `quantize_model`.
             timeout: as for `quantize_model`.
             views: as for `quantize_model`.
-            staging_bytes: bytes that are held at most for layers that wait, beside the one that has waited longest.
-            defer: globs over layers whose parent needs the source first: they are loaded as they are, and converted by
-                `release` or at the end.
+            staging_bytes: bytes held at most for layers that wait, beside the one that has waited longest.
+            defer: globs over layers whose parent needs the source first: converted by `release`, or at the end.
             ignore: globs over tensors that are skipped.
             name: as for `quantize_model`.
             report_dir: as for `quantize_model`.
@@ -121,7 +122,7 @@ class OnlineQuantizer:
         self._report_options = (name or model_name(model), report_dir, write_report)
         if write_report and self._ranks.rank == 0:
             check_report_folder(report_dir)
-        policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding, fnuz)
+        policy = Policy(on_unsupported, tuple(requantize_sources), scale_rounding, fnuz, on_unmatched)
         through = getattr(torch, request.source_dtype)
         self._options = ConversionOptions(scale_rounding, check, measure, fnuz, layout, through)
         self._decisions = survey_model(model, request, self._ranks, policy, self._options, parallel, views)
