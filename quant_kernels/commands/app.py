@@ -12,7 +12,7 @@ from quant_kernels.commands.console import refusals
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 input refused, nothing was made; 2 wrong usage; 3 self-test failed; 4 the work is done and"
-    " complete, but its report or the answer could not be written; 130 interrupted."
+    " complete, but its report or the answer could not be written; 130 interrupted; 143 terminated."
 )
 app: Final = typer.Typer(
     name="quant-spec",
@@ -190,6 +190,21 @@ def quantize(
     on_unsupported: Unsupported = "keep",
     on_unmatched: Unmatched = "warn",
     measure: Annotated[bool, typer.Option("--measure", help="Measure each layer's signal to noise ratio.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all of it again and compare it with the source, converted once more.")
+    ] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what an interrupted run left in OUTPUT.partial, and start anew.")
+    ] = False,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            "--ranks", metavar="RANK/WORLD", help="This process among several that share the work; torchrun says it."
+        ),
+    ] = None,
+    rank_timeout: Annotated[
+        float, typer.Option("--rank-timeout", metavar="SECONDS", help="When a process not heard of counts as dead.")
+    ] = 120.0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -197,7 +212,7 @@ def quantize(
 
     OUTPUT appears when it is complete. An interruption leaves OUTPUT.partial, which the same command takes up again.
     The report goes to --report-dir, else $QUANT_SPEC_REPORT_DIR, else $ATOM_TORCH_PROFILER_DIR, else the current
-    folder.
+    folder. Under torchrun, or with --ranks, the shards are spread over the processes.
     """
     with refusals(as_json=as_json):
         from quant_kernels.commands import quantize as command
@@ -214,6 +229,10 @@ def quantize(
             on_unsupported=on_unsupported,
             on_unmatched=on_unmatched,
             measure=measure,
+            verify=verify,
+            clean=clean,
+            ranks=ranks,
+            rank_timeout=rank_timeout,
             as_json=as_json,
             quiet=quiet,
         )

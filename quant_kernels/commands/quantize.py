@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -20,6 +22,7 @@ from quant_kernels.commands.progress import ShownProgress
 from quant_spec.report import QuantReport, ReportError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -36,6 +39,10 @@ def run(
     on_unsupported: str,
     on_unmatched: str,
     measure: bool,
+    verify: bool,
+    clean: bool,
+    ranks: str | None,
+    rank_timeout: float,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -43,10 +50,12 @@ def run(
     document = read_request(request, "--online-quant-config")
     # Cheap refusals before torch is imported, which takes a second.
     from quant_kernels.loading.folder import open_folder
-    from quant_kernels.loading.output import check_output
+    from quant_kernels.loading.output import check_output_or_finished
+    from quant_kernels.loading.ranks import Ranks
     from quant_kernels.loading.survey import survey
 
-    check_output(output, model_dir)
+    place = Ranks.from_environment(timeout=rank_timeout) if ranks is None else Ranks.parse(ranks, timeout=rank_timeout)
+    check_output_or_finished(output, model_dir)
     surveyed = survey(
         open_folder(model_dir),
         document,
@@ -55,32 +64,63 @@ def run(
         on_unmatched=on_unmatched,
     )
     with imports():
-        from quant_kernels.loading.checkpoint import carry_out
+        from quant_kernels.loading.checkpoint import JobOptions, carry_out
 
-    with ShownProgress(quiet=quiet or as_json) as progress:
+    options = JobOptions(
+        report_dir=report_dir,
+        scale_rounding=scale_rounding,
+        export_format=export_format,
+        measure=measure,
+        verify=verify,
+        clean=clean,
+        ranks=place,
+    )
+    with _terminated(), ShownProgress(quiet=quiet or as_json or not place.leads) as progress:
         try:
             report, failure = _with_page(
-                carry_out(
-                    surveyed,
-                    output,
-                    report_dir=report_dir,
-                    scale_rounding=scale_rounding,
-                    export_format=export_format,
-                    measure=measure,
-                    progress=progress,
-                ),
-                html=html,
+                carry_out(surveyed, output, options, progress=progress),
+                html=html and place.leads,
             )
         except ReportError as error:
             report, failure = error.report, error
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             partial = output.with_name(f"{output.name}.partial")
-            sys.stderr.write(f"interrupted; the same command takes up {partial}\n")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+            said = f"the same command takes up {partial}" if partial.exists() else "nothing is left of it"
+            stopped = isinstance(error, _Terminated)
+            sys.stderr.write(f"{'terminated' if stopped else 'interrupted'}; {said}\n")
+            raise typer.Exit(ExitCode.TERMINATED if stopped else ExitCode.INTERRUPTED) from None
+    if not place.leads:
+        if not quiet:
+            sys.stderr.write(f"rank {place.rank} of {place.world}: its shards are written\n")
+        return
     _print(report, as_json=as_json, quiet=quiet, html=html and failure is None)
     if failure is not None:
         sys.stderr.write(f"error: {printable(str(failure))}\n")
         raise typer.Exit(ExitCode.UNSAID)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: ends the job as SIGINT does."""
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Let SIGTERM end the job in order, unless the caller has made other arrangements."""
+
+    def end(*_: object) -> None:
+        # Once is enough: while the job ends, another signal would tear what it is tidying up.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _with_page(report: QuantReport, *, html: bool) -> tuple[QuantReport, ReportError | None]:

@@ -19,9 +19,10 @@ from quant_kernels.loading.output import OutputFolder, check_output_or_finished,
 from quant_kernels.loading.ranks import COLLECTED, COMPLETE, WRITTEN, Meeting, PeerError, Ranks
 from quant_kernels.loading.report_parts import kept_layers, quantized_layers, requested, unmatched_entries
 from quant_kernels.loading.shards import NoProgress, Progress, ShardWriter
+from quant_kernels.loading.sinks import DifferenceError
 from quant_kernels.loading.storage import QUARK
 from quant_kernels.loading.survey import Survey, survey
-from quant_kernels.loading.transfer import Converted, DifferenceError
+from quant_kernels.loading.transfer import Converted
 from quant_spec import LoadError, QuantSpecError
 from quant_spec.report import QuantReport, check_report_folder
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from quant_kernels.loading.checkpoint import Progress
+    from quant_kernels.loading.shards import Progress
 
 PIECE_BYTES: Final = 1 << 20
 """Bytes of fp32 values that are compared at a time: they stay in the processor's cache."""

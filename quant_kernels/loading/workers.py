@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quant_kernels.loading.job import Job, Step
-    from quant_kernels.loading.transfer import Converted, Sink, Transfer
+    from quant_kernels.loading.sinks import Sink
+    from quant_kernels.loading.transfer import Converted, Transfer
 
 MAX_WORKERS: Final = 4
 """Threads, on a machine with as many processors."""

@@ -25,8 +25,9 @@ import torch
 from safetensors.torch import save_file
 
 from quant_kernels.library import native_on
-from quant_kernels.loading.checkpoint import carry_out
+from quant_kernels.loading.checkpoint import JobOptions, carry_out
 from quant_kernels.loading.folder import CheckpointFolder, open_folder
+from quant_kernels.loading.sinks import FileSink
 from quant_kernels.loading.survey import survey
 from quant_kernels.loading.transfer import SourceFiles, Transfer
 
@@ -82,9 +83,10 @@ def copy_seconds(folder: CheckpointFolder, target: Path) -> float:
         transfer = Transfer(source, scale_rounding=None, through=torch.bfloat16, measure=False)
         for shard in folder.shards:
             descriptor = os.open(target / f"{shard}.copy", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            sink = FileSink(descriptor)
             for tensor in folder.tensors.values():
                 if tensor.file == shard:
-                    transfer.copy(tensor, descriptor, tensor.start)
+                    transfer.copy(tensor, sink, tensor.start)
             os.close(descriptor)
     return time.perf_counter() - started
 
@@ -96,7 +98,7 @@ def conversion(model: Path, scratch: Path, rounds: int) -> dict[str, float]:
     for number in range(rounds + 1):
         copied = copy_seconds(folder, scratch)
         output = scratch / f"out{number}"
-        converted = carry_out(survey(folder, RECIPE), output, write_report=False).elapsed_seconds
+        converted = carry_out(survey(folder, RECIPE), output, JobOptions(write_report=False)).elapsed_seconds
         if number:  # the first round warms up
             copies.append(copied)
             jobs.append(converted)

@@ -10,8 +10,9 @@ import torch
 from jsonschema import Draft202012Validator
 from safetensors.torch import load_file, save_file
 
-from quant_kernels.loading import checkpoint, transfer
+from quant_kernels.loading import transfer
 from quant_kernels.loading.checkpoint import quantize_checkpoint
+from quant_kernels.loading.shards import ShardWriter
 from quant_kernels.reference import quantize_mxfp4, quantize_mxfp8, quantize_per_block_fp8, quantize_ptpc_fp8
 from quant_spec import ConfigError, LoadError, PlanError, QuantizationConfig, ResolveError
 from quant_spec.schema import schema_for
@@ -512,14 +513,14 @@ def test_interruption_leaves_the_partial_folder_and_is_taken_up(
     with pytest.raises(KeyboardInterrupt):
         run(moe_dir, RECIPE, progress=StopAfter(size // 2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moe", "out.partial"]
-    done = sorted(path.name for path in (tmp_path / "out.partial").glob("*.safetensors"))
+    done = sorted(path.name for path in (tmp_path / "out.partial" / "files").glob("*.safetensors"))
     assert done == ["model-00001-of-00003.safetensors"]
     written: list[str] = []
-    real = checkpoint._write_shard
+    real = ShardWriter._write
     monkeypatch.setattr(
-        checkpoint,
-        "_write_shard",
-        lambda steps, layout, *rest: written.append(layout.file) or real(steps, layout, *rest),
+        ShardWriter,
+        "_write",
+        lambda self, steps, layout, *rest: written.append(layout.file) or real(self, steps, layout, *rest),
     )
     report = run(moe_dir, RECIPE)
     assert written == ["model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"]
