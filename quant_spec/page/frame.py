@@ -11,7 +11,7 @@ from base64 import b64encode
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -19,6 +19,8 @@ from quant_spec.html import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+_GREATEST: Final = 1e308
 
 
 @attrs.frozen
@@ -96,9 +98,14 @@ def table(
 
 def _cell(column: Column, cell: str | Cell, index: int) -> str:
     tag, scope = ("td", "") if index else ("th", ' scope="row"')
-    value = f' data-value="{cell.value:.17g}"' if isinstance(cell, Cell) else ""
+    value = f' data-value="{_finite(cell.value):.17g}"' if isinstance(cell, Cell) else ""
     text = cell.text if isinstance(cell, Cell) else cell
     return f"<{tag}{scope}{column.css(cell=True)}{value}>{breakable(text)}</{tag}>"
+
+
+def _finite(value: float) -> float:
+    """Return what a script can sort: an infinite value as the greatest one, and what is no number behind all."""
+    return max(-_GREATEST, value) if value < _GREATEST else _GREATEST
 
 
 def search_form(noun: str) -> str:

@@ -21,7 +21,7 @@ LOWEST: Final = 5
 """Layers of lowest signal to noise ratio that are named."""
 _NAMED: Final = 3
 _REST: Final = "other tensors"
-_UNMEASURED: Final = Cell("", 1e308)
+_UNMEASURED: Final = Cell("", float("inf"))
 """Sorts behind all that was measured."""
 _COLUMNS: Final = (
     Column("layer", mono=True),

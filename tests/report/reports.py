@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from quant_spec.report import KeptLayer, LayerReport, LoadingFacts, QuantReport, Rule, UnmatchedEntry
+from quant_spec.report import KeptLayer, LayerReport, LoadingFacts, OtherModules, QuantReport, Rule, UnmatchedEntry
 
 MLP = Rule("pattern", "*.mlp.*", "$.layer_quant_config['*.mlp.*']", "mxfp4")
 GLOBAL = Rule("global", None, "$.global_quant_config", "ptpc_fp8")
@@ -72,6 +72,7 @@ REPORT = QuantReport(
     versions={"quant-spec": "0.1.0"},
     digest="ab" * 32,
     output="out",
+    others=(OtherModules("embedding", 1, 60_000, "embedding modules are not quantized"),),
 )
 
 ATTACKS = (
@@ -101,6 +102,7 @@ def hostile(attack: str) -> QuantReport:
         kept=tuple(attrs.evolve(each, layer=attack, source=attack, rule=rule, reason=attack) for each in REPORT.kept),
         unmatched=(UnmatchedEntry(attack, attack, (attack,)),),
         warnings=(attack,),
+        others=(OtherModules(attack, 1, 1, attack),),
         versions={attack: attack},
         digest=attack,
         output=attack,

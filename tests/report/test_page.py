@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,7 @@ from reports import ATTACKS, IN_MEMORY, REPORT, hostile
 
 from quant_spec import ConfigError, QuantizationConfig, QuantSpecError, plan
 from quant_spec.html import MAX_ROWS, escaped
-from quant_spec.page import Bar, Column, Point, bars, document, panels, section, table
+from quant_spec.page import Bar, Cell, Column, Point, bars, document, panels, section, table
 from quant_spec.page.charts import MAX_PANELS
 from quant_spec.page.report_page import report_page
 from quant_spec.report import QuantReport, ReportError
@@ -76,6 +77,7 @@ def test_page_says_what_the_report_says() -> None:
         "layer_quant_config: *.mlp.*, mxfp4",
         REPORT.digest,
         "other tensors",
+        "embedding modules are not quantized",
     ):
         assert part in text.replace("<wbr>", ""), part
 
@@ -123,6 +125,15 @@ def test_bars_without_bytes() -> None:
     drawn = bars([Bar("empty", 1, 0, 0)])
     assert 'width="0.000"' in drawn
     assert bars([]).count("<tr>") == 1
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1, -1e300])
+def test_every_value_can_be_sorted_by_a_script(value: float) -> None:
+    made = table((Column("a"),), [(Cell("x", value),)], label="a")
+    (written,) = re.findall('data-value="(.*?)"', made)
+    assert math.isfinite(float(written))
+    assert float(written) == value or not math.isfinite(value)
+    assert (float(written) < 0) is (value < 0)
 
 
 def test_parts_of_a_page_escape_what_they_are_given() -> None:
