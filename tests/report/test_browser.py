@@ -221,6 +221,7 @@ def test_report_without_measures(show: Callable[..., str], browser: Browser) -> 
         kept=(),
         unmatched=(),
         warnings=(),
+        others=(),
     )
     show(bare)
     text = str(browser.evaluate("document.body.innerText"))
