@@ -139,8 +139,13 @@ class QuantSpecQuantizer(HfQuantizer):
 
         Raises:
             ConfigError, ResolveError, PlanError: the request is refused.
-            LoadError: the checkpoint is stored in a way that its config does not say.
+            LoadError: the checkpoint is stored in a way that its config does not say, or the model is to be spread over
+                ranks by transformers, whose cuts know nothing of scales.
         """
+        if getattr(model.config, "distributed_config", None) is not None:
+            raise LoadError(
+                "found a distributed_config (tp_plan, fsdp): allowed with quant_spec: one process, device_map"
+            )
         files = kwargs.get("checkpoint_files")
         if self.quantization_config.source is None and not self.reloads:
             _check_plain(files if isinstance(files, list) else [])
