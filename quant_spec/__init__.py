@@ -2,7 +2,7 @@
 
 from quant_spec.config import QuantizationConfig
 from quant_spec.decision import Decision, ModuleInfo
-from quant_spec.errors import ConfigError, Defect, LoadError, PlanError, QuantSpecError, ResolveError
+from quant_spec.errors import ArgumentError, ConfigError, Defect, LoadError, PlanError, QuantSpecError, ResolveError
 from quant_spec.formats import QuantFormat, format_of_key, formats, get_format, register_format
 from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.mapping import NameRules
@@ -18,6 +18,7 @@ from quant_spec.version import __version__
 
 __all__ = [
     "UNSET",
+    "ArgumentError",
     "ConfigError",
     "Decision",
     "Defect",

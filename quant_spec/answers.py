@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from quant_spec.arguments import check_instance
 from quant_spec.errors import ResolveError
 from quant_spec.matching import LINE_BREAK
 
@@ -165,6 +166,7 @@ class Answers(dict[str, "LayerQuantConfig"]):
         Raises:
             ResolveError: the name is none that a module can have, or its shards or experts disagree.
         """
+        check_instance("prefix", name, str)
         parent, _, leaf = name.rpartition(".")
         row = self._rows[parent]
         found = row[leaf]
@@ -186,7 +188,9 @@ class Answers(dict[str, "LayerQuantConfig"]):
         """
         rows, literals, afresh = self._rows, self._literals, self._config.resolve_afresh
         found: dict[str, LayerQuantConfig] = {}
-        for name in names:
+        for index, name in enumerate(names):
+            if type(name) is not str:
+                check_instance(f"names[{index}]", name, str)
             parent, _, leaf = name.rpartition(".")
             row = rows[parent]
             answer = row[leaf]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
+from quant_spec.arguments import check_choice, check_instance, check_strings
 from quant_spec.dtypes import FP8_E4M3, FP32
-from quant_spec.errors import QuantSpecError, nearest
+from quant_spec.errors import QuantSpecError, nearest, shown
 from quant_spec.formats import get_format
 from quant_spec.granularity import PerTensor
 from quant_spec.layer_config import LayerQuantConfig, word
@@ -61,10 +62,17 @@ class Backend:
         Raises:
             QuantSpecError: unknown kind, no activation, no architecture.
         """
+        check_instance("name", self.name, str)
+        check_instance("weight", self.weight, QuantKey, none=True)
+        check_instance("activations", self.activations, tuple, list)
+        for index, key in enumerate(self.activations):
+            check_instance(f"activations[{index}]", key, QuantKey, none=True)
+        check_strings("architectures", self.architectures)
+        check_instance("priority", self.priority, int)
         if self.kind not in LAYER_KINDS:
             near = nearest(self.kind, LAYER_KINDS)
             hint = f"; did you mean {near!r}?" if near else ""
-            message = f"backend {self.name!r}: unknown layer kind {self.kind!r}; allowed: linear, moe{hint}"
+            message = f"backend {self.name!r}: unknown layer kind {shown(self.kind)}; allowed: linear, moe{hint}"
             raise QuantSpecError(message)
         if not self.activations or not self.architectures:
             message = f"backend {self.name!r}: needs at least one activation (None: unquantized) and one architecture"
@@ -110,6 +118,7 @@ class BackendRegistry:
         Raises:
             QuantSpecError: another backend has that name.
         """
+        check_instance("backend", backend, Backend)
         known = self._backends.setdefault(backend.name, backend)
         if known != backend:
             message = f"backend {backend.name!r} is registered already, as {known}"
@@ -216,5 +225,10 @@ def select_backend(
 
     Raises:
         BackendError: none fits; says which activations, architectures or weights would.
+        ArgumentError: an argument is something else.
     """
+    check_instance("config", config, LayerQuantConfig)
+    check_choice("kind", kind, LAYER_KINDS)
+    check_instance("architecture", architecture, str)
+    check_instance("registry", registry, BackendRegistry, none=True)
     return (BACKENDS if registry is None else registry).select(config, kind=kind, architecture=architecture)

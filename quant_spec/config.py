@@ -11,9 +11,10 @@ import attrs
 
 from quant_spec.account import document_account
 from quant_spec.answers import Answers
+from quant_spec.arguments import check_count, check_instance, check_strings, wrong_argument
 from quant_spec.decision import Decision, ModuleInfo, meet
 from quant_spec.digest import digest_of
-from quant_spec.errors import ConfigError, Defect, ResolveError, wrong_type
+from quant_spec.errors import ConfigError, Defect, ResolveError, shown, wrong_type
 from quant_spec.layer_config import UNQUANTIZED, LayerQuantConfig
 from quant_spec.mapping import NameRules
 from quant_spec.matching import Matcher, Outcome, check_name
@@ -34,7 +35,10 @@ def _copied(value: object) -> object:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _copied(each) for key, each in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(Defect("$", f"key {shown(key)} is no string", key))
+        return {key: _copied(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [each if type(each) is str else _copied(each) for each in value]
     raise ConfigError(Defect("$", f"holds a {type(value).__name__}, which JSON cannot say", value))
@@ -101,7 +105,10 @@ class QuantizationConfig:
 
         Raises:
             ConfigError: with every defect of the object.
+            ArgumentError: `facts` or `names` is something else.
         """
+        check_instance("facts", facts, ModelFacts)
+        check_instance("names", names, NameRules)
         if quantization_config is None:
             return cls(source_dtype=facts.torch_dtype, names=names)
         from quant_spec.parsers.detect import detect_method  # noqa: PLC0415  (parsers load when first needed)
@@ -134,7 +141,11 @@ class QuantizationConfig:
 
         Raises:
             ConfigError: with every defect of the request, or the source's method cannot be converted.
+            ArgumentError: another argument is something else.
         """
+        check_instance("source", source, QuantizationConfig, none=True)
+        check_instance("shorthand", shorthand, str, none=True)
+        check_instance("names", names, NameRules, none=True)
         from quant_spec.parsers.requests import parse_request  # noqa: PLC0415  (parsers load when first needed)
 
         below = source if source is not None else cls(names=names or _NO_NAMES)
@@ -177,6 +188,9 @@ class QuantizationConfig:
 
         What engines call `remap_layer_name`. Doing it twice changes nothing. Requests are written in module names and
         are not renamed; the checkpoint below a request is.
+
+        Raises:
+            ConfigError: one of them is no such mapping.
         """
         changes: dict[str, Any] = {}
         if name_mapping is not None:
@@ -186,7 +200,12 @@ class QuantizationConfig:
         return self.with_names(self.names.with_modules(**changes))
 
     def with_names(self, names: NameRules) -> QuantizationConfig:
-        """Return a config, and the checkpoint below it, with other name rules."""
+        """Return a config, and the checkpoint below it, with other name rules.
+
+        Raises:
+            ArgumentError: `names` is something else.
+        """
+        check_instance("names", names, NameRules)
         source = None if self.source is None else self.source.with_names(names)
         return attrs.evolve(self, names=names, source=source)
 
@@ -195,7 +214,9 @@ class QuantizationConfig:
 
         Raises:
             ConfigError: an expression does not compile.
+            ArgumentError: an entry is no string.
         """
+        check_strings("entries", entries)
         added = tuple(Pattern.parse(text, f"with_excludes[{index}]") for index, text in enumerate(entries))
         return attrs.evolve(self, exclude_layers=(*self.exclude_layers, *added))
 
@@ -233,8 +254,13 @@ class QuantizationConfig:
 
         Raises:
             ResolveError: the name is empty, or the shards or experts of a fused module disagree.
+            ArgumentError: it is no string.
         """
-        return self._answers[prefix]
+        try:
+            return self._answers[prefix]
+        except TypeError:
+            check_instance("prefix", prefix, str)
+            raise
 
     def resolve_afresh(self, name: str) -> LayerQuantConfig:
         """Return what `resolve` returns, without looking at or keeping earlier answers."""
@@ -278,7 +304,10 @@ class QuantizationConfig:
 
         Raises:
             ResolveError: as `resolve`, for the first name that has no answer.
+            ArgumentError: that is no collection of strings.
         """
+        if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+            raise wrong_argument("names", names, "a collection of strings")
         return self._answers.of_many(names)
 
     def explain(self, prefix: str, module: ModuleInfo | None = None, *, tp: int = 1) -> Decision:
@@ -291,7 +320,11 @@ class QuantizationConfig:
 
         Raises:
             ResolveError: as `resolve`.
+            ArgumentError: an argument is something else.
         """
+        check_instance("prefix", prefix, str)
+        check_instance("module", module, ModuleInfo, none=True)
+        check_count("tp", tp, least=1)
         check_name(prefix)
         kind = module.kind_of(prefix) if module else None
         class_name = module.class_of(prefix) if module else None
@@ -321,9 +354,15 @@ class QuantizationConfig:
         return meet("", outcome, self.source.global_decision().config, None)
 
     def unmatched(self, modules: Iterable[str]) -> tuple[Pattern, ...]:
-        """Return the entries that fit none of `modules`: most are misspelt."""
+        """Return the entries that fit none of `modules`: most are misspelt.
+
+        Raises:
+            ArgumentError: `modules` is no collection of strings.
+            ResolveError: one of them cannot be a module's name.
+        """
         fitting: set[int] = set()
-        for name in modules:
+        for name in check_strings("modules", modules):
+            check_name(name)
             fitting |= self.matcher.survey(name)[0]
         entries = self.matcher.entries
         return tuple(entry for index, entry in enumerate(entries) if index not in fitting and entry.text)

@@ -190,7 +190,7 @@ def _table_defects(value: Mapping[object, object], key_hook: Hook, inner: Hook) 
         if not isinstance(error, ConfigError):
             error = attempted(lambda given: inner(given, None), each)
         if isinstance(error, ConfigError):
-            found += rebased(error, str(key))
+            found += rebased(error, key if isinstance(key, str) else shown(key))
             if len(found) >= MOST_DEFECTS:
                 return [*found, too_many("$", index)]
     return found

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
+from quant_spec.arguments import check_choice, check_instance, check_shape, wrong_argument
 from quant_spec.dtypes import FP8_E4M3
 from quant_spec.errors import ResolveError
 from quant_spec.formats import format_of_key
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ModuleKind: TypeAlias = Literal["linear", "moe", "embedding", "norm", "conv"]
+KINDS: Final[tuple[ModuleKind, ...]] = ("linear", "moe", "embedding", "norm", "conv")
 QUANTIZABLE_KINDS: Final = frozenset({"linear", "moe"})
 DEFAULT_CLASSES: Final = {"embedding": "Embedding", "norm": "RMSNorm", "conv": "Conv1d"}
 ONLINE: Final = "online"
@@ -51,6 +53,30 @@ class ModuleInfo:
     parallel: Literal["row", "column"] | None = None
     stored_dtype: str | None = None
     obstacle: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what no module is.
+
+        Raises:
+            ArgumentError: an attribute is of the wrong type, or a word or size that there is not.
+        """
+        if self.shape is not None:
+            check_shape("shape", self.shape)
+        if self.kind is not None:
+            check_choice("kind", self.kind, KINDS)
+        if self.parallel is not None:
+            check_choice("parallel", self.parallel, ("row", "column"))
+        if self.class_name is not None:
+            check_instance("class_name", self.class_name, str)
+        if self.stored_dtype is not None:
+            check_instance("stored_dtype", self.stored_dtype, str)
+        check_instance("obstacle", self.obstacle, str)
+        if self.shard_shapes != ():
+            check_instance("shard_shapes", self.shard_shapes, tuple, list)
+            for index, shape in enumerate(self.shard_shapes):
+                check_shape(f"shard_shapes[{index}]", shape)
+                if not shape:
+                    raise wrong_argument(f"shard_shapes[{index}]", shape, "[.., rows, columns]")
 
     @property
     def is_stored_unquantized(self) -> bool:

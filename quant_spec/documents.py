@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final, NoReturn
 
+from quant_spec.arguments import check_instance
 from quant_spec.errors import ConfigError, Defect
 from quant_spec.json_scanner import MAX_DEPTH, JsonScanner
 
@@ -53,7 +54,9 @@ def load_json(text: str | bytes, name: str = "<text>") -> object:
     Raises:
         ConfigError: not JSON, a repeated key, typographic quotes, NaN or Infinity, a lone surrogate, or more than
             `MAX_DEPTH` levels of nesting; the message gives the JSON path, the line and the column.
+        ArgumentError: it is no text.
     """
+    check_instance("text", text, str, bytes)
     document = _decode(text, name) if isinstance(text, bytes) else text.removeprefix("\ufeff")
     try:
         value: object = _DECODER.decode(document)
@@ -70,7 +73,9 @@ def read_json(path: str | Path) -> object:
 
     Raises:
         ConfigError: the file cannot be read, or `load_json` refuses its text.
+        ArgumentError: it is no path.
     """
+    check_instance("path", path, str, PurePath)
     try:
         content = Path(path).read_bytes()
     except (OSError, ValueError) as error:

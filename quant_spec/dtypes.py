@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from quant_spec.arguments import check_instance
 from quant_spec.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ def element_type(name: str, path: str = "$") -> ElementType:
 
     Raises:
         ConfigError: no element type has that name; lists them and the nearest.
+        ArgumentError: it is no string.
     """
+    check_instance("name", name, str)
     try:
         return ELEMENT_TYPES[name]
     except KeyError:

@@ -18,7 +18,24 @@ class QuantSpecError(Exception):
     """Base of every error that this library raises on purpose."""
 
 
-_BRIEF: Final = reprlib.Repr()
+class ArgumentError(QuantSpecError, TypeError):
+    """An argument of a function is of the wrong type or out of range; names it, what was found, what is allowed."""
+
+
+class _Brief(reprlib.Repr):
+    """Short forms; Python refuses to write integers of more than 4,300 digits."""
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() > _SHOWN_VALUE_LENGTH * 3:
+            return _long_integer(value)
+        return super().repr_int(value, level)
+
+
+def _long_integer(value: int) -> str:
+    return f"an integer of {value.bit_length()} bits"
+
+
+_BRIEF: Final = _Brief()
 _BRIEF.maxlevel = 6
 _BRIEF.maxdict = _BRIEF.maxlist = _BRIEF.maxtuple = 24
 _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 2 * _SHOWN_VALUE_LENGTH
@@ -32,7 +49,7 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and value.bit_length() > _SHOWN_VALUE_LENGTH * 3:
-        return f"an integer of {value.bit_length()} bits"
+        return _long_integer(value)
     text = repr(value) if isinstance(value, str) else _BRIEF.repr(value)
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= _SHOWN_VALUE_LENGTH:

@@ -8,12 +8,14 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from quant_spec.arguments import MAX_COUNT, check_instance
 from quant_spec.errors import ConfigError, Defect, shown
 
 
 def _positive(_: object, attribute: attrs.Attribute[int], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(Defect("$", f"{attribute.name} must be a positive integer, found {shown(value)}", value))
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+        problem = f"{attribute.name} must be a positive integer of at most nine digits, found {shown(value)}"
+        raise ConfigError(Defect("$", problem, value))
 
 
 def _ceil_div(size: int, step: int) -> int:
@@ -117,15 +119,17 @@ _PLAIN: Final[dict[str, Granularity]] = {
 @functools.cache
 def _sized() -> re.Pattern[str]:
     """Compile when first asked for: importing must be quick."""
-    return re.compile(r"group_(?P<group>[1-9]\d*)|block_(?P<rows>[1-9]\d*)x(?P<cols>[1-9]\d*)", re.ASCII)
+    return re.compile(r"group_(?P<group>[1-9]\d{0,8})|block_(?P<rows>[1-9]\d{0,8})x(?P<cols>[1-9]\d{0,8})", re.ASCII)
 
 
 def parse_granularity(text: str, path: str = "$") -> Granularity:
     """Return the granularity whose `str` is `text`.
 
     Raises:
+        ArgumentError: it is no string.
         ConfigError: `text` is none of `per_tensor`, `per_channel`, `per_token`, `group_N`, `block_RxC`.
     """
+    check_instance("text", text, str)
     if text in _PLAIN:
         return _PLAIN[text]
     match = _sized().fullmatch(text)

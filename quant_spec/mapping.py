@@ -8,35 +8,80 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from quant_spec.errors import ConfigError, Defect, wrong_type
+from quant_spec.errors import ArgumentError, ConfigError, Defect, shown, unknown, wrong_type
 from quant_spec.patterns import EXPERTS
 
+MAX_EXPERTS: Final = 16_384
+"""Routed experts of a container."""
+_LISTED_DEFECTS: Final = 24
 DEFAULT_EXPERT_LEAVES: Final = ("gate_proj", "up_proj", "down_proj")
 
 PairTuple: TypeAlias = "tuple[tuple[str, str], ...]"
 PackedTuple: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
 
 
-def _pairs(value: Mapping[str, str] | PairTuple) -> PairTuple:
-    items: tuple[tuple[str, object], ...] = tuple(value.items() if isinstance(value, Mapping) else value)
-    defects = [wrong_type(f"name_mapping[{old!r}]", new, "string") for old, new in items if not isinstance(new, str)]
+def _items(name: str, value: object) -> list[tuple[str, object]]:
+    """Return keys and values of a mapping, or of an iterable of such pairs; the keys are strings."""
+    if isinstance(value, Mapping):
+        pairs: list[object] = list(value.items())
+    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        pairs = list(value)
+    else:
+        raise ConfigError(wrong_type(name, value, "object", "list of pairs"))
+    items: list[tuple[str, object]] = []
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004  (key and value)
+            raise ConfigError(wrong_type(f"{name}[{index}]", pair, "a pair"))
+        if not isinstance(pair[0], str):
+            raise ConfigError(Defect(name, f"key {shown(pair[0])} is no string", pair[0]))
+        items.append((pair[0], pair[1]))
+    return items
+
+
+def _pairs(value: object) -> PairTuple:
+    items = _items("name_mapping", value)
+    defects = [
+        wrong_type(f"name_mapping[{shown(old)}]", new, "string") for old, new in items if not isinstance(new, str)
+    ]
     defects += [Defect("name_mapping", "empty rule", old) for old, _ in items if not old.strip(".")]
     if defects:
         raise ConfigError(defects)
     return tuple((old, str(new)) for old, new in items)
 
 
-def _packed(value: Mapping[str, Iterable[str]] | PackedTuple) -> PackedTuple:
-    items = value.items() if isinstance(value, Mapping) else value
-    return tuple((fused, tuple(shards)) for fused, shards in items)
+def _packed(value: object) -> PackedTuple:
+    name = "packed_modules_mapping"
+    return tuple((fused, _strings(f"{name}[{shown(fused)}]", shards)) for fused, shards in _items(name, value))
 
 
-def _tuple(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)
+def _strings(path: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise ConfigError(wrong_type(path, value, "list of strings"))
+    listed = tuple(value)
+    if not set(map(type, listed)) <= {str}:
+        defects = [
+            wrong_type(f"{path}[{index}]", each, "string")
+            for index, each in enumerate(listed)
+            if not isinstance(each, str)
+        ]
+        raise ConfigError(defects[:_LISTED_DEFECTS])
+    return listed
 
 
-def _strings(value: Iterable[str] | None) -> frozenset[str] | None:
-    return None if value is None else frozenset(value)
+def _leaves(value: object) -> tuple[str, ...]:
+    return _strings("expert_leaves", value)
+
+
+def _tensors(value: object) -> frozenset[str] | None:
+    return None if value is None else frozenset(_strings("tensors", value))
+
+
+def _experts(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_EXPERTS):
+        return value
+    raise ConfigError(
+        Defect("num_experts", f"no number of experts: {shown(value)}", value, (f"0 to {MAX_EXPERTS}", "null"))
+    )
 
 
 @attrs.frozen
@@ -97,9 +142,9 @@ class NameRules:
 
     name_mapping: PairTuple = attrs.field(default=(), converter=_pairs)
     packed_modules_mapping: PackedTuple = attrs.field(default=(), converter=_packed)
-    num_experts: int | None = None
-    expert_leaves: tuple[str, ...] = attrs.field(default=DEFAULT_EXPERT_LEAVES, converter=_tuple)
-    tensors: frozenset[str] | None = attrs.field(default=None, converter=_strings, repr=False)
+    num_experts: int | None = attrs.field(default=None, converter=_experts)
+    expert_leaves: tuple[str, ...] = attrs.field(default=DEFAULT_EXPERT_LEAVES, converter=_leaves)
+    tensors: frozenset[str] | None = attrs.field(default=None, converter=_tensors, repr=False)
 
     @functools.cached_property
     def rules(self) -> tuple[RenameRule, ...]:
@@ -141,8 +186,17 @@ class NameRules:
         return tuple(f"{parent}.{shard}" if parent else shard for shard in shards)
 
     def with_modules(self, **changes: object) -> NameRules:
-        """Return a copy with the given attributes replaced."""
-        return attrs.evolve(self, **changes)  # type: ignore[arg-type]  # attrs checks the names
+        """Return a copy with the given attributes replaced.
+
+        Raises:
+            ArgumentError: there is no attribute of a name.
+            ConfigError: an attribute cannot be what is given.
+        """
+        known = [field.name for field in attrs.fields(NameRules)]
+        strays = [name for name in changes if name not in known]
+        if strays:
+            raise ArgumentError(str(unknown("with_modules", "attribute", strays[0], known)))
+        return attrs.evolve(self, **changes)
 
 
 def is_container(name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from quant_spec.account import current_account
+from quant_spec.arguments import check_instance
 from quant_spec.errors import ConfigError, Defect, shown
 from quant_spec.globs import MAX_BRACKET, compile_glob, longest_bracket
 from quant_spec.regexes import check_regex
@@ -85,7 +86,11 @@ class Pattern:
         Raises:
             ConfigError: a `re:` expression does not compile or could take too long, a `[...]` is too long, or the
                 document that is being parsed has too many of either.
+            ArgumentError: an argument is something else.
         """
+        check_instance("text", text, str)
+        check_instance("path", path, str)
+        check_instance("scope", scope, Scope)
         if text.startswith(REGEX_PREFIX):
             expression = text[len(REGEX_PREFIX) :]
             check_regex(expression, path)

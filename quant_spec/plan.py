@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 
+from quant_spec.arguments import check_count, check_instance, check_mapping, check_strings
 from quant_spec.config import QuantizationConfig
 from quant_spec.decision import QUANTIZABLE_KINDS, Decision, ModuleInfo
 from quant_spec.errors import PlanError, nearest, shown
@@ -129,9 +130,14 @@ def plan(
     Raises:
         ResolveError: shards or experts of a module disagree.
         PlanError: the request changes none of the modules, or a kept module's format is not runnable.
+        ArgumentError: an argument is something else.
     """
+    check_instance("config", config, QuantizationConfig)
+    check_count("tp", tp, least=1)
+    tensors = None if tensors is None else check_strings("tensors", tensors)
+    runnable = None if runnable is None else check_strings("runnable", runnable)
+    known = _known(modules)
     infos: dict[str, ModuleInfo] = {}
-    known = modules if isinstance(modules, Mapping) else dict.fromkeys(modules)
     for name, info in known.items():
         infos[name] = info or ModuleInfo()
     made = tuple(ModulePlan(name, info, config.explain(name, info, tp=tp)) for name, info in infos.items())
@@ -173,6 +179,16 @@ def check_unmatched(made: ModelPlan, on_unmatched: str) -> None:
     if on_unmatched == "error" and made.unmatched:
         lines = _unmatched_warnings(made.unmatched, {module.name: module.info for module in made.modules})
         raise PlanError("\n".join(lines))
+
+
+def _known(modules: Mapping[str, ModuleInfo | None] | Iterable[str]) -> Mapping[str, ModuleInfo | None]:
+    if not isinstance(modules, Mapping):
+        return dict.fromkeys(check_strings("modules", modules))
+    check_mapping("modules", modules)
+    for name, info in modules.items():
+        if type(info) is not ModuleInfo:
+            check_instance(f"modules[{shown(name)}]", info, ModuleInfo, none=True)
+    return modules
 
 
 def _survey(config: QuantizationConfig, infos: Mapping[str, ModuleInfo]) -> tuple[Counter[int], set[int]]:

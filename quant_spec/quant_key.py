@@ -11,6 +11,7 @@ from typing import Final
 
 import attrs
 
+from quant_spec.arguments import check_instance
 from quant_spec.dtypes import (
     E8M0,
     FP4_E2M1,
@@ -97,7 +98,7 @@ class QuantKey:
 
     def same_format(self, other: QuantKey | None) -> bool:
         """Tell whether `other` prints alike: scale containers that a document leaves open do not count."""
-        return other is not None and str(self) == str(other)
+        return isinstance(other, QuantKey) and str(self) == str(other)
 
     @classmethod
     def parse(cls, text: str, path: str = "$") -> QuantKey:
@@ -108,7 +109,9 @@ class QuantKey:
 
         Raises:
             ConfigError: `text` is not a word of the vocabulary.
+            ArgumentError: it is no string.
         """
+        check_instance("text", text, str)
         body, colon, mode = text.partition(":")
         if colon and mode not in _MODES:
             raise ConfigError(

@@ -15,6 +15,7 @@ from typing import Final
 import attrs
 
 from quant_spec.account import current_account
+from quant_spec.arguments import check_instance
 from quant_spec.errors import ConfigError, Defect, shown
 from quant_spec.regex_tree import (
     Item,
@@ -127,7 +128,9 @@ def parse_regex(expression: str, path: str = "$") -> Regex:
     Raises:
         ConfigError: it does not compile, is too long or too large, could take too long, or is one too many for the
             document that is being parsed.
+        ArgumentError: it is no string.
     """
+    check_instance("expression", expression, str)
     account = current_account()
     problem = _unparsed(expression)
     if problem is None and account is not None:

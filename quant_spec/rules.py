@@ -11,6 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import attrs
 
+from quant_spec.arguments import MAX_COUNT
 from quant_spec.errors import ConfigError, Defect, join_path, shown, unknown, wrong_type
 from quant_spec.patterns import REGEX_PREFIX
 from quant_spec.regexes import check_regex
@@ -20,6 +21,9 @@ Schema: TypeAlias = "dict[str, object]"
 
 ENTRY_FORMAT: Final = "module-pattern"
 """`format` keyword of an entry."""
+
+GREATEST_NUMBER: Final = 1e308
+"""Greatest number that a document may hold where a number is asked for."""
 
 MOST_DEFECTS: Final = 1_000
 """Defects of one list or table; the rest of it is not looked at."""
@@ -94,6 +98,8 @@ def integer(*choices: int, least: int | None = None, also: Sequence[int] = ()) -
         number = as_integer(value)
         if choices and number not in choices:
             raise refuse(f"unsupported value {shown(value)}", value, *map(str, choices))
+        if least is not None and number > MAX_COUNT:
+            raise refuse(f"must be at most {MAX_COUNT}, found {shown(value)}", value, f"<= {MAX_COUNT}")
         if least is not None and number < least and number not in also:
             raise refuse(f"must be at least {least}, found {shown(value)}", value, f">= {least}", *map(str, also))
         return number
@@ -103,7 +109,7 @@ def integer(*choices: int, least: int | None = None, also: Sequence[int] = ()) -
             return {"enum": list(choices)}
         if least is None:
             return {"type": "integer"}
-        bounded: Schema = {"type": "integer", "minimum": least}
+        bounded: Schema = {"type": "integer", "minimum": least, "maximum": MAX_COUNT}
         return {"anyOf": [bounded, {"enum": list(also)}]} if also else bounded
 
     return Rule("number", check, schema)
@@ -112,8 +118,8 @@ def integer(*choices: int, least: int | None = None, also: Sequence[int] = ()) -
 def _positive_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(wrong_type("$", value, "number"))
-    if not value > 0:
-        raise refuse(f"must be greater than 0, found {shown(value)}", value, "> 0")
+    if not 0 < value <= GREATEST_NUMBER:
+        raise refuse(f"must be greater than 0 and a number of 64 bits, found {shown(value)}", value, "> 0")
     return float(value)
 
 
@@ -287,7 +293,9 @@ STRING: Final = Rule("string", as_string, lambda: {"type": "string"})
 BOOLEAN: Final = Rule("boolean", _boolean, lambda: {"type": "boolean"})
 ANYTHING: Final = Rule("any", _anything, dict)
 POSITIVE: Final = integer(least=1)
-POSITIVE_NUMBER: Final = Rule("number", _positive_number, lambda: {"type": "number", "exclusiveMinimum": 0})
+POSITIVE_NUMBER: Final = Rule(
+    "number", _positive_number, lambda: {"type": "number", "exclusiveMinimum": 0, "maximum": GREATEST_NUMBER}
+)
 FORMAT_CHECKS[ENTRY_FORMAT] = check_entry
 
 ENTRY: Final = Rule("string", _entry, _ref("entry"))

@@ -20,8 +20,9 @@ from typing import Any, Final, Literal, cast
 
 import attrs
 
+from quant_spec.arguments import check_instance
 from quant_spec.converter import key_of, members_of, rule_of
-from quant_spec.errors import ConfigError, Defect, QuantSpecError, join_path, nearest
+from quant_spec.errors import ConfigError, Defect, QuantSpecError, join_path, nearest, shown
 from quant_spec.formats import request_words
 from quant_spec.rules import ENTRY_FORMAT, FORMAT_CHECKS, Schema
 from quant_spec.unset import Unset
@@ -36,6 +37,9 @@ if typing.TYPE_CHECKING:
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 MAX_EXPLAINED_NODES: Final = 100_000
 """Values in a refused document that jsonschema is still run on; it takes about 10 microseconds a value."""
+
+_GREATEST: Final = 10**100
+"""Greatest integer that jsonschema is shown: no schema here tells greater ones apart."""
 
 MAX_EXPLAINED_ERRORS: Final = 2_000
 """Errors of jsonschema that a refusal looks at."""
@@ -75,7 +79,9 @@ def document_class(kind: str) -> type:
 
     Raises:
         QuantSpecError: there is no such kind; lists them and the nearest.
+        ArgumentError: it is no string.
     """
+    check_instance("kind", kind, str)
     if kind not in CLASSES:
         near = nearest(kind, CLASSES)
         hint = f"; did you mean {near!r}?" if near else ""
@@ -95,6 +101,7 @@ def schema_for(kind: str) -> Schema:
     Raises:
         QuantSpecError: there is no such kind.
     """
+    check_instance("kind", kind, str)
     special = {"defs": _definitions, "generic": _generic}
     if kind in special:
         return special[kind]()
@@ -233,6 +240,7 @@ def validate(document: object, kind: str) -> list[Defect]:
     Raises:
         QuantSpecError: there is no such kind.
     """
+    check_instance("kind", kind, str)
     return list(_findings(document, kind))
 
 
@@ -292,11 +300,13 @@ def _strings_only(check: Callable[[str], object]) -> Callable[[object], bool]:
 
 
 def _plain(value: object) -> object:
-    """Return `value` with lists for tuples, as jsonschema wants them."""
+    """Return `value` with lists for tuples, as jsonschema wants them, and no integer that Python would not write."""
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {key if isinstance(key, str) else shown(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _GREATEST:
+        return _GREATEST if value > 0 else -_GREATEST
     return value
 
 

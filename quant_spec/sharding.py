@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
+from quant_spec.arguments import check_count, check_instance, check_weight_shape
+from quant_spec.decision import ModuleInfo
 from quant_spec.errors import PlanError
-
-if TYPE_CHECKING:
-    from quant_spec.decision import ModuleInfo
 
 
 @attrs.frozen
@@ -33,11 +30,16 @@ def shard_rows(module: ModuleInfo, *, block_rows: int, tp: int = 1, rank: int = 
 
     Raises:
         PlanError: the shape is unknown, there is no such shard or rank, or the rows cannot be cut evenly.
+        ArgumentError: an argument is something else.
     """
+    check_instance("module", module, ModuleInfo)
+    for name, value, least in (("block_rows", block_rows, 1), ("tp", tp, 1), ("rank", rank, -1), ("shard", shard, -1)):
+        check_count(name, value, least=least)
     shapes = module.shard_shapes or ((module.shape,) if module.shape else ())
     if not 0 <= shard < len(shapes) or not 0 <= rank < tp:
         message = f"no shard {shard} of {len(shapes)} on rank {rank} of {tp}"
         raise PlanError(message)
+    check_weight_shape(shapes[shard])
     rows = shapes[shard][-2]
     ranks = tp if module.parallel == "column" else 1
     if rows % ranks:

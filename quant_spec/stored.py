@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from quant_spec.arguments import check_instance, check_mapping, check_strings
 from quant_spec.decision import FLOAT_DTYPES
-from quant_spec.errors import LoadError
+from quant_spec.errors import LoadError, shown
 
 if TYPE_CHECKING:
     from quant_spec.config import QuantizationConfig
@@ -24,8 +25,10 @@ def weight_scale_of(module: str, tensors: Iterable[str]) -> str | None:
 
     Raises:
         LoadError: two spellings are there at once.
+        ArgumentError: an argument is something else.
     """
-    known = tensors if isinstance(tensors, (set, frozenset, dict, Mapping)) else set(tensors)
+    check_instance("module", module, str)
+    known = tensors if isinstance(tensors, (set, frozenset, Mapping)) else set(check_strings("tensors", tensors))
     found = [f"{module}.{name}" for name in SCALE_NAMES if f"{module}.{name}" in known]
     if len(found) > 1:
         message = f"{module}: more than one weight scale: {', '.join(found)}; a module has one"
@@ -42,7 +45,15 @@ def scale_tensors(config: QuantizationConfig, tensors: Mapping[str, str | None])
 
     Raises:
         LoadError: a quantized module lacks its weight scale or a static activation's `input_scale`; all such, by name.
+        ArgumentError: an argument is something else.
     """
+    from quant_spec.config import QuantizationConfig  # noqa: PLC0415  (it is loaded already where one is given)
+
+    check_instance("config", config, QuantizationConfig)
+    check_mapping("tensors", tensors)
+    if not set(map(type, tensors.values())) <= {str, type(None)}:
+        for name, dtype in tensors.items():
+            check_instance(f"tensors[{shown(name)}]", dtype, str, none=True)
     stored = config.source or config
     found: dict[str, str] = {}
     missing: list[str] = []

@@ -10,6 +10,7 @@ from typing import Final
 
 import attrs
 
+from quant_spec.arguments import check_instance
 from quant_spec.dtypes import FP8_E4M3, FP32, INT8
 from quant_spec.errors import ConfigError, unknown
 from quant_spec.formats import formats
@@ -79,7 +80,9 @@ def weight_key(word: str, path: str = "$") -> QuantKey:
 
     Raises:
         ConfigError: it means none, or an activation.
+        ArgumentError: it is no string.
     """
+    check_instance("word", word, str)
     text = word.strip().lower()
     if text.isascii() and text in WEIGHT_NAMES:
         return WEIGHT_NAMES[text]
@@ -101,7 +104,9 @@ def activation_key(word: str, path: str = "$") -> QuantKey:
 
     Raises:
         ConfigError: it means none, or a weight.
+        ArgumentError: it is no string.
     """
+    check_instance("word", word, str)
     text = word.strip().lower()
     if text.isascii() and text in ACTIVATION_NAMES:
         return ACTIVATION_NAMES[text]
@@ -117,6 +122,10 @@ def vllm_name(key: QuantKey) -> str | None:
 
     >>> vllm_name(QuantKey.parse("fp8_e4m3/per_token:dynamic"))
     'fp8_per_token'
+
+    Raises:
+        ArgumentError: it is no key.
     """
+    check_instance("key", key, QuantKey)
     table = WEIGHT_NAMES if key.scale.dynamic is None else ACTIVATION_NAMES
     return next((name for name, each in table.items() if each.same_format(key)), None)

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from quant_spec.arguments import MAX_SIZE, check_count, check_instance, check_weight_shape
 from quant_spec.errors import ConfigError, QuantSpecError, unknown
 from quant_spec.granularity import PerBlock, PerGroup
 from quant_spec.quant_key import QuantKey, ScaleDesc
@@ -64,15 +65,30 @@ class QuantFormat:
         return tuple(found)
 
     def check_k(self, k: int) -> bool:
-        """Tell whether an input side of `k` elements can be stored."""
+        """Tell whether an input side of `k` elements can be stored.
+
+        Raises:
+            ArgumentError: `k` is no size.
+        """
+        check_count("k", k, most=MAX_SIZE)
         return k % self.k_multiple == 0
 
     def data_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the stored codes of a weight of `shape` [.., N, K], in elements of the storage dtype."""
+        """Return the shape of the stored codes of a weight of `shape` [.., N, K], in elements of the storage dtype.
+
+        Raises:
+            ArgumentError: that is no shape of a weight.
+        """
+        check_weight_shape(shape)
         return (*shape[:-1], -(-shape[-1] // self.weight.element.per_byte))
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the scales of a weight of `shape` [.., N, K]."""
+        """Return the shape of the scales of a weight of `shape` [.., N, K].
+
+        Raises:
+            ArgumentError: that is no shape of a weight.
+        """
+        check_weight_shape(shape)
         return (*shape[:-2], *self.weight.scale.granularity.scale_shape(shape[-2], shape[-1]))
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
@@ -95,7 +111,12 @@ def key_nbytes(key: QuantKey, shape: tuple[int, ...]) -> int:
     """Return the bytes that a weight of `shape` [.., N, K] takes in the format `key`, scales included.
 
     Codes of odd widths count as if packed without gaps. A scale whose dtype is open counts as fp32.
+
+    Raises:
+        ArgumentError: `key` is no key, or `shape` no shape of a weight.
     """
+    check_instance("key", key, QuantKey)
+    check_weight_shape(shape)
     elements = 1
     for size in shape:
         elements *= size
@@ -208,7 +229,9 @@ def register_format(quant_format: QuantFormat) -> QuantFormat:
 
     Raises:
         QuantSpecError: one of its words already means another format.
+        ArgumentError: it is no format.
     """
+    check_instance("quant_format", quant_format, QuantFormat)
     return FORMATS.register(quant_format)
 
 
@@ -220,9 +243,11 @@ def get_format(word: str | QuantFormat, path: str = "$") -> QuantFormat:
 
     Raises:
         ConfigError: no format has that name; lists the names and the nearest.
+        ArgumentError: it is no string.
     """
     if isinstance(word, QuantFormat):
         return word
+    check_instance("word", word, str, QuantFormat)
     found = FORMATS.find(word)
     if found is None:
         raise ConfigError(unknown(path, "format", word, request_words()))
@@ -230,7 +255,12 @@ def get_format(word: str | QuantFormat, path: str = "$") -> QuantFormat:
 
 
 def format_of_key(key: QuantKey) -> QuantFormat | None:
-    """Return the registered format whose weight prints like `key`, or None."""
+    """Return the registered format whose weight prints like `key`, or None.
+
+    Raises:
+        ArgumentError: it is no key.
+    """
+    check_instance("key", key, QuantKey)
     return FORMATS.of_key(key)
 
 

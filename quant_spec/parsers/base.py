@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
 
+from quant_spec.arguments import check_instance, check_strings, wrong_argument
 from quant_spec.errors import ConfigError, Defect, QuantSpecError, nearest, shown
 from quant_spec.layer_config import UNQUANTIZED, LayerQuantConfig
 from quant_spec.patterns import Pattern
@@ -61,6 +62,15 @@ class ModelFacts:
     torch_dtype: str = "bfloat16"
     expert_dtype: str | None = None
     config_file: str = "config.json"
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what config.json cannot say.
+
+        Raises:
+            ArgumentError: an attribute is no string.
+        """
+        for name in ("model_type", "torch_dtype", "expert_dtype", "config_file"):
+            check_instance(name, getattr(self, name), str, none=name in {"model_type", "expert_dtype"})
 
 
 @attrs.frozen
@@ -171,9 +181,17 @@ PARSERS: Final = ParserRegistry()
 
 
 def register_quant_parser(*methods: str) -> Callable[[ParserClass], ParserClass]:
-    """Register the decorated parser class under the given `quant_method` words."""
+    """Register the decorated parser class under the given `quant_method` words.
+
+    Raises:
+        ArgumentError: a method is no string, or what is decorated no parser class.
+        QuantSpecError: a method has a parser already.
+    """
+    check_strings("methods", methods)
 
     def decorate(parser_class: ParserClass) -> ParserClass:
+        if not hasattr(parser_class, "parse"):
+            raise wrong_argument("parser_class", parser_class, "a class with a method parse")
         PARSERS.register(methods, parser_class())
         return parser_class
 
@@ -185,7 +203,9 @@ def get_parser(method: str) -> QuantParser:
 
     Raises:
         ConfigError: no parser is registered under that word; lists the methods and the nearest.
+        ArgumentError: it is no string.
     """
+    check_instance("method", method, str)
     parser = PARSERS.find(method)
     if parser is None:
         known = PARSERS.methods()

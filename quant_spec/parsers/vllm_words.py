@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ELEMENTS: Final = "|".join(re.escape(name) for name in ELEMENT_TYPES)
-_SIZE: Final = "[1-9][0-9]*"
+_SIZE: Final = "[1-9][0-9]{0,8}"
 _WEIGHT_GRANULARITY: Final = f"per_tensor|per_channel|group_{_SIZE}|block_{_SIZE}x{_SIZE}"
 _ACTIVATION_GRANULARITY: Final = f"per_tensor|per_token|group_{_SIZE}"
 

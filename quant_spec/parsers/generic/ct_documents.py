@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Final, TypeAlias
 
 import attrs
 
-from quant_spec.errors import ConfigError, Defect, join_path, unknown
+from quant_spec.errors import ConfigError, Defect, join_path, shown, unknown
 from quant_spec.parsers.generic.ct_presets import PRESET_NAMES
 from quant_spec.rules import (
     PAIR,
@@ -51,21 +52,22 @@ SCALE_DTYPES: Final[dict[str, str]] = {
     "bfloat16": "bf16",
 }
 """torch's names of scale dtypes, and ours."""
+_SIZE: Final = re.compile("[1-9][0-9]{0,8}")
 _NULL: Final[Schema] = {"type": "null"}
 
 
 def _dynamic(value: object) -> bool | str:
     if isinstance(value, bool) or value == "local":
         return value if isinstance(value, bool) else "local"
-    raise refuse(f"unknown dynamic {value!r}", value, "true", "false", "local")
+    raise refuse(f"unknown dynamic {shown(value)}", value, "true", "false", "local")
 
 
 def _block(value: object) -> tuple[int, int]:
     if isinstance(value, str):
         rows, cross, cols = value.partition("x")
-        if cross and all(each.isascii() and each.isdigit() and each[0] != "0" for each in (rows, cols)):
+        if cross and all(_SIZE.fullmatch(each) for each in (rows, cols)):
             return int(rows), int(cols)
-        raise refuse(f"block_structure {value!r} is no block", value, "[rows, columns]", "ROWSxCOLUMNS")
+        raise refuse(f"block_structure {shown(value)} is no block", value, "[rows, columns]", "ROWSxCOLUMNS")
     pair = PAIR.check(value)
     assert isinstance(pair, tuple)  # noqa: S101  (what the rule keeps)
     return as_integer(pair[0]), as_integer(pair[1])
@@ -85,7 +87,7 @@ def _order(value: object) -> object:
 
 
 _ORDER_WORDS: Final = word("actorder", ("group", "dynamic", "weight", "static"))
-_BLOCK_WORD: Final[Schema] = {"type": "string", "pattern": r"^[1-9][0-9]*x[1-9][0-9]*$(?!\n)"}
+_BLOCK_WORD: Final[Schema] = {"type": "string", "pattern": r"^[1-9][0-9]{0,8}x[1-9][0-9]{0,8}$(?!\n)"}
 DYNAMIC: Final = Rule("boolean or string", _dynamic, lambda: {"enum": [True, False, "local"]})
 BLOCK: Final = Rule("list or string", _block, lambda: {"anyOf": [PAIR.schema(), _BLOCK_WORD]})
 TARGETS: Final = Rule("list", _targets, lambda: {"$ref": "defs.schema.json#/$defs/entries", "minItems": 1})

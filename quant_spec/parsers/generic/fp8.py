@@ -8,7 +8,7 @@ import attrs
 
 from quant_spec.converter import structure
 from quant_spec.dtypes import FP8_E4M3, FP32, UE8M0, ElementType
-from quant_spec.errors import ConfigError, Defect, join_path
+from quant_spec.errors import ConfigError, Defect, join_path, shown
 from quant_spec.granularity import PerBlock, PerGroup, PerTensor
 from quant_spec.layer_config import LayerQuantConfig
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, PatternSpecs, register_quant_parser
@@ -163,7 +163,7 @@ def _experts(document: Fp8Document, facts: ModelFacts) -> PatternSpecs:
     inside = document.expert_dtype or None
     beside = facts.expert_dtype or ("fp4" if facts.model_type == _V4 else None)
     if beside not in {None, "fp4", "fp8"}:
-        problem = f"unknown expert_dtype {beside!r} in {facts.config_file}"
+        problem = f"unknown expert_dtype {shown(beside)} in {facts.config_file}"
         raise ConfigError(Defect("$.expert_dtype", problem, beside, ("fp4", "fp8")))
     if (inside or beside) != "fp4":
         return ()

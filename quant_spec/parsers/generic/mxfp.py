@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import attrs
 
 from quant_spec.converter import structure
-from quant_spec.errors import ConfigError, Defect, wrong_type
+from quant_spec.errors import ConfigError, Defect, shown, wrong_type
 from quant_spec.parsers.base import ModelFacts, ParsedQuantConfig, register_quant_parser
 from quant_spec.parsers.generic.fp8 import FMT, MANIFEST_ALGO, SCALE_FMT
 from quant_spec.parsers.reading import EXCLUDE_KEYS, FP8_STATIC, joined, layer
@@ -26,7 +26,7 @@ def _group(value: object) -> tuple[int, int]:
     if not isinstance(value, (list, tuple)):
         raise ConfigError(wrong_type("$", value, "list"))
     if list(value) != _GROUP or any(isinstance(each, bool) for each in value):
-        problem = f"weight_block_size {value!r} contradicts mxfp8, whose scales are one for 32 elements of a row"
+        problem = f"weight_block_size {shown(value)} contradicts mxfp8, whose scales are one for 32 elements of a row"
         raise ConfigError(Defect("$", problem, value, ("[1, 32]",)))
     return 1, 32
 
