@@ -26,10 +26,13 @@ def escaped(value: object) -> str:
     >>> escaped("<b>"), escaped(chr(27)), escaped("a" + chr(0x202E))
     ('&lt;b&gt;', '\\x1b', 'a\\u202e')
     """
-    shown = (
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in str(value)
-    )
-    return escape("".join(shown))
+    text = str(value)
+    if not text.isprintable():
+        shown = (
+            each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+        )
+        text = "".join(shown)
+    return escape(text)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], total: int) -> str:

@@ -10,17 +10,14 @@
   const form = search.closest("form");
   const count = document.getElementById("count");
   const body = table.tBodies[0];
-  const rows = Array.from(body.rows);
+  let rows = Array.from(body.rows);
   const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
 
   const filter = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const row of rows) {
-      row.hidden = !words.every((word) => texts.get(row).includes(word));
-      shown += row.hidden ? 0 : 1;
-    }
-    count.textContent = `${shown} of ${rows.length} layers`;
+    const found = rows.filter((row) => words.every((word) => texts.get(row).includes(word)));
+    body.replaceChildren(...found);
+    count.textContent = `${found.length} of ${rows.length} layers`;
   };
 
   const remember = () => {
@@ -59,8 +56,8 @@
     }
     head.setAttribute("aria-sort", descending ? "descending" : "ascending");
     const sign = descending ? -1 : 1;
-    const sorted = rows.slice().sort((a, b) => sign * compare(valueOf(a, index), valueOf(b, index)));
-    body.append(...sorted);
+    rows = rows.slice().sort((a, b) => sign * compare(valueOf(a, index), valueOf(b, index)));
+    filter();
   };
 
   Array.from(table.tHead.rows[0].cells).forEach((head, index) => {
