@@ -68,6 +68,12 @@ class ConversionQueue:
         if self._failure is not None:
             raise self._failure
 
+    def fail(self, error: BaseException) -> None:
+        """Convert nothing more: every later call raises the error, or an earlier one."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
     def is_busy(self) -> bool:
         """Tell whether a conversion runs or could start."""
         with self._changed:
@@ -117,8 +123,8 @@ class ConversionQueue:
 
     def stop(self, error: BaseException) -> None:
         """End the thread after an error elsewhere; other ranks learn of it in their next exchange."""
+        self.fail(error)
         with self._changed:
-            self._failure = self._failure or error
             self._ready.clear()
             self._closed = True
             self._changed.notify_all()

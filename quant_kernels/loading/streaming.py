@@ -194,7 +194,8 @@ class OnlineQuantizer:
         destination = self._router.find(name)
         if isinstance(destination, Elsewhere):
             return
-        self._count(tensor)
+        with self._lock:
+            self._bytes_read += tensor.nbytes
         try:
             self._take_in(name, destination, tensor)
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -291,7 +292,7 @@ class OnlineQuantizer:
 
     @property
     def peak_staging_bytes(self) -> int:
-        """Greatest number of bytes that were held for layers not converted yet."""
+        """Most bytes held for layers not converted yet."""
         return self._budget.peak
 
     def __enter__(self) -> Self:
@@ -316,13 +317,17 @@ class OnlineQuantizer:
             with self._lock:
                 nbytes = pending.buffers.claim(pending.plan.view.slots[address.slot], address, piece)
             waits = piece.nbytes > 0 and nbytes == 0  # another thread takes the bytes of the whole weight
-        self._budget.take(
-            pending.plan.name,
-            nbytes,
-            can_free=self._queue.is_busy,
-            stopped=lambda: self._queue.failed,
-            ready=lambda: not waits or pending.buffers.has(address.slot),
-        )
+        try:
+            self._budget.take(
+                pending.plan.name,
+                nbytes,
+                can_free=self._queue.is_busy,
+                stopped=lambda: self._queue.failed,
+                ready=lambda: not waits or pending.buffers.has(address.slot),
+            )
+        except LoadError as error:
+            self._queue.fail(error)  # the other threads that load need not find out each for itself
+            raise
 
     def _land(self, name: str, pending: PendingLayer, address: Address, piece: Tensor) -> None:
         """Bring a piece to the device, and hand its layer over if it is complete."""
@@ -347,10 +352,6 @@ class OnlineQuantizer:
                 return
             self._done[layer] = name
         self._completed(pending)
-
-    def _count(self, tensor: Tensor) -> None:
-        with self._lock:
-            self._bytes_read += tensor.nbytes
 
     def _note_source(self, layer: str, pending: PendingLayer, weight: Tensor) -> None:
         name = dtype_name(weight.dtype)
@@ -394,7 +395,5 @@ class OnlineQuantizer:
             ]
         missing += self._others.missing()
         if missing:
-            listed = ", ".join(missing[:_LISTED]) + (
-                f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-            )
-            raise LoadError(f"{len(missing)} tensors are missing: {listed}")
+            more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+            raise LoadError(f"{len(missing)} tensors are missing: {', '.join(missing[:_LISTED])}{more}")

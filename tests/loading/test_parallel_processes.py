@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
 from typing import TYPE_CHECKING
 
-import torch.multiprocessing as mp
 from gloo_jobs import process
 
 if TYPE_CHECKING:
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def run(size: int, folder: Path, *jobs: str) -> dict[tuple[str, int], tuple[float, str]]:
     """Run jobs on `size` processes; return seconds and what happened, by job and rank."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed.device_mesh", "quant_kernels.loading.model"])
     processes = [context.Process(target=process, args=(rank, size, str(folder), list(jobs))) for rank in range(size)]
     for each in processes:
         each.start()
