@@ -7,7 +7,7 @@ be handed to the kernels, or to the checks of dtypes, shapes and devices in `qua
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from quant_kernels.targets import TARGETS
 from quant_spec import QuantFormat, QuantKey, get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
@@ -227,8 +227,25 @@ def as_format(argument: str, value: object) -> QuantFormat:
     if isinstance(value, QuantFormat):
         return value
     word = check_type(argument, value, str, "the name of a format, or a QuantFormat")
-    # The registry is locked while it is asked, which a graph cannot be: the formats with kernels are known before.
-    return _BUILT_IN.get(word) or get_format(word)
+    return _BUILT_IN.get(word) or (_registered(word) if torch.compiler.is_compiling() else get_format(word))
+
+
+class _Registered:
+    """Formats without kernels that were asked for, as attributes: a graph looks them up when it is recorded."""
+
+
+def _ask(word: str) -> bool:
+    setattr(_Registered, word.replace(".", "_"), get_format(word))
+    return True
+
+
+# The registry is locked while it is asked, which a graph cannot do: it takes what comes back for a constant.
+_asked = cast("Callable[[str], bool]", torch.compiler.assume_constant_result(_ask))
+
+
+def _registered(word: str) -> QuantFormat:
+    _asked(word)
+    return cast("QuantFormat", getattr(_Registered, word.replace(".", "_")))
 
 
 def as_key(argument: str, value: object) -> QuantKey:

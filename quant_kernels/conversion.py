@@ -104,13 +104,7 @@ def quantize(  # noqa: PLR0913  (each changes one thing about the result)
             unfit={"out": out is not None, "amax": amax is not None, "layout": layout != "row_major"},
         )
     plain = not (check or fnuz or measure) and out is None and amax is None
-    if (
-        plain
-        and isinstance(layout, str)
-        and layout == "row_major"
-        and isinstance(format, str)
-        and not torch.compiler.is_compiling()
-    ):
+    if plain and layout == "row_major" and isinstance(format, str) and not torch.compiler.is_compiling():
         found = quantize_directly(w, format, scale_rounding)
         if found is not None:
             return found

@@ -19,7 +19,7 @@ _ELEMENTS = {torch.uint8: "e2m1", torch.float8_e4m3fn: "e4m3", torch.float8_e4m3
 
 def trace_quantize(source: Source, outputs: Outputs, target: Target, options: Options) -> None:
     """Record `quantize_T.out`."""
-    operator = getattr(torch.ops.quant_kernels, f"quantize_{target.name}").out
+    operator = getattr(_operators(), f"quantize_{target.name}").out
     destinations = {"out_data": outputs.data, "out_scale": outputs.scale}
     if outputs.second is not None:
         destinations["out_second_scale"] = outputs.second
@@ -40,12 +40,19 @@ def trace_dense(source: Encoded, out: Tensor) -> None:
     """Record `dequantize.out`."""
     data, arguments = _source(source)
     scale = arguments.pop("scale")
-    torch.ops.quant_kernels.dequantize.out(data, scale, **arguments, out=out)
+    _operators().dequantize.out(data, scale, **arguments, out=out)
 
 
 def trace_amax(source: Tensor, out: Tensor, block: tuple[int, int]) -> None:
     """Record `amax.out`."""
-    torch.ops.quant_kernels.amax.out(source, block, out=out)
+    _operators().amax.out(source, block, out=out)
+
+
+def _operators() -> torch._ops._OpNamespace:
+    # Imported while the first graph is recorded: what is never compiled needs no registered operators.
+    import quant_kernels.ops  # noqa: F401, PLC0415
+
+    return torch.ops.quant_kernels
 
 
 def _source(source: Source) -> tuple[Tensor, dict[str, object]]:

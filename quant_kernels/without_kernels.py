@@ -62,16 +62,29 @@ def _quantizer(quant_format: QuantFormat) -> Quantizer:
         raise KernelInputError("format", repr(quant_format.name), f"one with a conversion: {', '.join(TARGETS)}")
     if not isinstance(named, str):
         return cast("Quantizer", named)
-    return _constant(named)
+    if not torch.compiler.is_compiling():
+        return _imported(named)
+    place = quant_format.name.replace(".", "_")
+    _put(place, named)
+    return cast("Quantizer", getattr(_Imported, place))
 
 
 def _imported(named: str) -> Quantizer:
-    """Return the function `module:name`, which a graph takes for a constant."""
     module, _, attribute = named.partition(":")
     return cast("Quantizer", getattr(importlib.import_module(module), attribute))
 
 
-_constant = cast("Callable[[str], Quantizer]", torch.compiler.assume_constant_result(_imported))
+class _Imported:
+    """Functions of formats as attributes: a graph looks them up when it is recorded, but cannot follow an import."""
+
+
+def _import(place: str, named: str) -> bool:
+    setattr(_Imported, place, staticmethod(_imported(named)))
+    return True
+
+
+# What comes back is a constant of the graph: the import is done while it is recorded.
+_put = cast("Callable[[str, str], bool]", torch.compiler.assume_constant_result(_import))
 
 
 def _check_finite(w: Tensor, name: str) -> None:

@@ -11,6 +11,8 @@ import torch
 
 import quant_kernels as qk
 import quant_kernels.ops
+from quant_spec import QuantFormat, get_format, register_format
+from quant_spec.formats.base import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +70,39 @@ def test_compiled_without_graph_break(device: str, same: Callable[..., None]) ->
     weight = weight_on(device, 48, 96)
     for found, wanted in zip(torch.compile(convert, fullgraph=True)(weight), convert(weight), strict=True):
         same(found, wanted)
+
+
+def own_conversion(w: torch.Tensor, rounding: str | None) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """What a third party's format may name: plain torch."""
+    assert rounding is None
+    amax = w.abs().amax(-1, keepdim=True).float()
+    return (w.float() / amax * 127).round().to(torch.int8), amax, None
+
+
+@pytest.mark.parametrize("reference", [own_conversion, "quant_kernels.reference:quantize_mxfp4"], ids=["own", "named"])
+def test_formats_without_kernels_compile_without_graph_break(reference: object) -> None:
+    key = get_format("mxfp4").weight
+    own = QuantFormat(f"compiled_{type(reference).__name__}", "a test's", key, None, reference=reference)
+    weight = weight_on("cpu", 48, 96)
+    register_format(own)
+    try:
+        for word in (own.name, own):
+            compiled = torch.compile(
+                lambda w, word=word: as_bytes(qk.quantize(w, word).data), fullgraph=True, backend="eager"
+            )
+            assert torch.equal(compiled(weight), as_bytes(qk.quantize(weight, word).data))
+    finally:
+        FORMATS.unregister(own.name)
+
+
+def test_compiled_in_a_process_that_registered_no_operators() -> None:
+    code = """
+import torch, quant_kernels as qk
+w = torch.randn(32, 64)
+found = torch.compile(lambda w: qk.quantize(w, "mxfp8").scale.view(torch.uint8), fullgraph=True, backend="eager")(w)
+assert torch.equal(found, qk.quantize(w, "mxfp8").scale.view(torch.uint8))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", FORMATS)
