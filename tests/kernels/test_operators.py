@@ -12,7 +12,7 @@ import torch
 import quant_kernels as qk
 import quant_kernels.ops
 from quant_spec import QuantFormat, get_format, register_format
-from quant_spec.formats.base import FORMATS
+from quant_spec.formats.base import FORMATS as REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def test_formats_without_kernels_compile_without_graph_break(reference: object) 
             )
             assert torch.equal(compiled(weight), as_bytes(qk.quantize(weight, word).data))
     finally:
-        FORMATS.unregister(own.name)
+        REGISTRY.unregister(own.name)
 
 
 def test_compiled_in_a_process_that_registered_no_operators() -> None:
