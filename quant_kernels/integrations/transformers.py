@@ -38,7 +38,7 @@ from quant_kernels.loading.headers import read_header
 from quant_kernels.loading.model import settle_layers, ties_of
 from quant_kernels.loading.model_report import write_and_log
 from quant_kernels.loading.modules import find_layers
-from quant_spec import LoadError, NameRules, PlanError
+from quant_spec import LoadError, NameRules
 from quant_spec.report import check_report_folder
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class QuantSpecQuantizer(HfQuantizer):
         if "disk" in wanted and not self.reloads:
             message = (
                 "device_map: found 'disk', where transformers leaves the checkpoint's own tensors; allowed while"
-                " quantizing: 'cpu' and devices. Save the quantized model first: it can be offloaded when it is read again"
+                " quantizing: 'cpu' and devices. A saved quantized model can be offloaded when it is read again"
             )
             raise ValueError(message)
         if self.quantization_config.write_report and not self.reloads:
@@ -143,9 +143,7 @@ class QuantSpecQuantizer(HfQuantizer):
                 ranks by transformers, whose cuts know nothing of scales.
         """
         if getattr(model.config, "distributed_config", None) is not None:
-            raise LoadError(
-                "found a distributed_config (tp_plan, fsdp): allowed with quant_spec: one process, device_map"
-            )
+            raise LoadError("found a distributed_config (tp_plan, fsdp); allowed: one process, with device_map")
         files = kwargs.get("checkpoint_files")
         if self.quantization_config.source is None and not self.reloads:
             _check_plain(files if isinstance(files, list) else [])
@@ -171,12 +169,7 @@ class QuantSpecQuantizer(HfQuantizer):
             for name, twin in ((one, other), (other, one)):
                 if name.removesuffix(".weight") in layers:
                     ties.setdefault(name.removesuffix(".weight"), set()).add(twin.removesuffix(".weight"))
-        made = settle_layers(layers, request, OneRank(), config.policy(), config.options(self._dtype), None, ties)
-        unmatched = made.plan.unmatched
-        if unmatched and config.on_unmatched == "error":
-            lines = [f"  {entry.path}: {entry.text!r} fits no layer" for entry in unmatched]
-            raise PlanError(f"{len(unmatched)} entries fit no layer:\n" + "\n".join(lines))
-        return made
+        return settle_layers(layers, request, OneRank(), config.policy(), config.options(self._dtype), None, ties)
 
     def update_weight_conversions(
         self, weight_conversions: Sequence[WeightTransform], model: PreTrainedModel

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 METHOD: Final = "quant_spec"
 """The `quant_method` of models that this library quantized within transformers."""
-ON_UNMATCHED: Final = ("warn", "error")
 _SAVED: Final = ("online_quant_config", "source", "on_unsupported", "requantize_sources", "kept")
 
 
@@ -78,8 +77,6 @@ class QuantSpecConfig(QuantizationConfigMixin):
         defects = [unknown_word(f"$.{name}", "argument", name, allowed) for name in unknown]
         if given != METHOD:
             defects.append(unknown_word("$.quant_method", "method", given, (METHOD,)))
-        if on_unmatched not in ON_UNMATCHED:
-            defects.append(unknown_word("$.on_unmatched", "value", on_unmatched, ON_UNMATCHED))
         if defects:
             raise ConfigError(defects)
         self.quant_method = METHOD
@@ -94,7 +91,7 @@ class QuantSpecConfig(QuantizationConfigMixin):
 
     def policy(self) -> Policy:
         """Return what to do with layers that need a decision beyond the request."""
-        return Policy(self.on_unsupported, self.requantize_sources, self.scale_rounding)
+        return Policy(self.on_unsupported, self.requantize_sources, self.scale_rounding, on_unmatched=self.on_unmatched)
 
     def options(self, dtype: torch.dtype) -> ConversionOptions:
         """Return what holds for every conversion.

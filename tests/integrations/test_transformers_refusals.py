@@ -85,7 +85,7 @@ def test_a_request_may_be_a_file(tmp_path: Path) -> None:
 
 def test_entries_that_fit_nothing(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     wrong = {**PTPC, "layer_quant_config": {"*.mpl.*": "mxfp4"}}
-    with pytest.raises(PlanError, match=r"2 entries fit no layer:\n(.|\n)*'\*.mpl.\*' fits no layer"):
+    with pytest.raises(PlanError, match=r"layer_quant_config\['\*.mpl.\*'\]"):
         load(llama, wrong, on_unmatched="error")
     load(llama, wrong)
     assert "'*.mpl.*' matches no module" in caplog.text
