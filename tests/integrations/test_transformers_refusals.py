@@ -61,7 +61,7 @@ def changed(folder: Path, target: Path, tensors: dict[str, torch.Tensor], **conf
         (
             PTPC,
             {"on_unmatched": "eror"},
-            r"\$.on_unmatched: unknown value 'eror'; allowed: warn, error; did you mean 'error'",
+            r"on_unmatched: found 'eror'; allowed: warn, error; did you mean 'error'",
         ),
         (PTPC, {"on_unsupported": "kep"}, "on_unsupported: found 'kep'; allowed: keep, error"),
         (PTPC, {"requantize_sources": ["mxfp6"]}, "requantize_sources: found 'mxfp6'"),
