@@ -91,6 +91,7 @@ def test_commands_run(page: Path, checkpoint: Path, tmp_path: Path) -> None:
         places = {
             "build/demo/SmolLM2-135M-Instruct": checkpoint,
             "MODEL_DIR": checkpoint,
+            "OTHER_DIR": checkpoint,
             "OUT_DIR": tmp_path / f"out{index}",
             "build/mine": tmp_path / f"out{index}",
         }
