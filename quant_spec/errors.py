@@ -115,15 +115,33 @@ class Defect:
         return f"{line} [{self.rule}]" if self.rule else line
 
 
+_OF_FAMILIES: Final = frozenset({"format", "shorthand", "weight format", "activation format"})
+"""What is named by words of which a part (`fp8`, `fp4`, `mx`) stands for several."""
+
+
+def _members(value: object, known: Sequence[str]) -> list[str]:
+    """Return the words that hold `value`, if that is a part long enough to mean something."""
+    text = value.strip().lower() if isinstance(value, str) else ""
+    return [each for each in known if text in each] if len(text) > 1 else []
+
+
 def unknown(path: str, what: str, value: object, choices: Iterable[str]) -> Defect:
     """Return the defect 'unknown WHAT VALUE' with the choices and the nearest of them.
 
     >>> print(unknown("$.global_quant_config", "format", "mxfp5", ["mxfp4", "ptpc_fp8"]))
     $.global_quant_config: unknown format 'mxfp5'; allowed: mxfp4, ptpc_fp8; did you mean 'mxfp4'?
+
+    A word that is a part of several formats is none of them: they are listed.
+
+    >>> print(unknown("$", "format", "fp4", ["mxfp4", "nvfp4", "ptpc_fp8"]).hint)
+    'fp4' could be mxfp4 or nvfp4: name one of them
     """
     known = tuple(choices)
+    members = _members(value, known) if what in _OF_FAMILIES else []
     near = nearest(value, known)
     hint = f"did you mean {near!r}?" if near else ""
+    if len(members) > 1:
+        hint = f"{shown(value)} could be {', '.join(members[:-1])} or {members[-1]}: name one of them"
     return Defect(path, f"unknown {what} {shown(value)}", value, known, hint)
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from quant_spec import ConfigError, Defect, LoadError, PlanError, QuantSpecError, ResolveError
+from quant_spec import ConfigError, Defect, LoadError, PlanError, QuantizationConfig, QuantSpecError, ResolveError
 from quant_spec.errors import join_path, json_type, nearest, shown, unknown, wrong_type
 
 
@@ -100,3 +100,27 @@ def test_an_error_carries_every_defect() -> None:
 def test_every_error_is_ours_and_a_value_error(kind: type[Exception]) -> None:
     assert issubclass(kind, QuantSpecError)
     assert issubclass(kind, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("word", "members"),
+    [("fp8", {"mxfp8", "per_block_fp8", "ptpc_fp8"}), ("FP4 ", {"mxfp4", "nvfp4"}), ("mx", {"mxfp4", "mxfp8"})],
+)
+def test_a_family_of_formats_lists_its_members(word: str, members: set[str]) -> None:
+    requests: list[dict[str, object]] = [{"global_quant_config": word}, {"layer_quant_config": {"*": word}}]
+    for request in requests:
+        with pytest.raises(ConfigError) as caught:
+            QuantizationConfig.from_online(request)
+        listed = caught.value.hint.partition(" could be ")[2].partition(":")[0]
+        assert members <= set(listed.replace(" or ", ", ").split(", "))
+        assert "did you mean" not in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        QuantizationConfig.from_online({"targets": {"*": "mxfp"}})
+    assert "could be mxfp4" in caught.value.hint
+
+
+def test_a_word_that_is_near_one_format_is_still_taken_for_it() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'mxfp4'"):
+        QuantizationConfig.from_online({"global_quant_config": "mxfp5"})
+    with pytest.raises(ConfigError, match="did you mean 'ptpc_fp8'"):
+        QuantizationConfig.from_online({"global_quant_config": "ptpc_f8"})
