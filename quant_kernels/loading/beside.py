@@ -8,13 +8,14 @@ is written.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from quant_kernels.loading.files import create, make_parents
 from quant_kernels.loading.folder import CONFIG_NAME, INDEX_NAME, MODELOPT_NAME
 from quant_kernels.loading.headers import check_name
+from quant_kernels.loading.sinks import FileSink
 from quant_kernels.loading.within import allowed_roots, kind_of, open_plain, real_path
 from quant_spec.errors import LoadError, shown
 
@@ -100,14 +101,14 @@ def _is_replaced(name: str) -> bool:
     return name.endswith(_INDEX_SUFFIXES) or name in {CONFIG_NAME, INDEX_NAME, MODELOPT_NAME}
 
 
-def copy_file(file: FileBeside, target: Path) -> None:
-    """Copy one file to a path whose folder may not exist yet; permissions are not copied.
+def copy_file(file: FileBeside, folder: Path) -> None:
+    """Copy one file to its name in another folder; permissions are not copied.
 
     Raises:
         LoadError: it has become something else, or cannot be read.
         OSError: it cannot be written.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_parents(folder, file.name)
     try:
         source = open_plain(file.path, file.name)
     except FileNotFoundError:
@@ -118,6 +119,13 @@ def copy_file(file: FileBeside, target: Path) -> None:
         if found != file.nbytes:
             message = f"{file.name}: it was changed while the job ran: {file.nbytes} bytes before, {found} now"
             raise LoadError(message)
-        # Not `copy2`: files in a hub cache or a package may be read-only.
-        with target.open("wb") as written:
-            shutil.copyfileobj(source, written, _CHUNK)
+        # Permissions do not go along: files in a hub cache or a package may be read-only.
+        descriptor = create(folder / file.name)
+        try:
+            sink, at = FileSink(descriptor), 0
+            while chunk := source.read(_CHUNK):
+                sink.write(memoryview(chunk), at)
+                at += len(chunk)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

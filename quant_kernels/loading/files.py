@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from quant_spec import LoadError
@@ -51,6 +52,18 @@ def write_whole(path: Path, data: bytes) -> None:
     scratch.replace(path)
 
 
+def make_parents(root: Path, name: str) -> None:
+    """Make the folders between `root`, which must be there, and a file below it.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+    folder = root
+    for part in name.split("/")[:-1]:
+        folder /= part
+        folder.mkdir(exist_ok=True)
+
+
 def read_json(path: Path) -> object:
     """Return the JSON document in a file of our own; None if it is missing or cut short."""
     try:
@@ -89,8 +102,10 @@ class Claim:
             os.close(self._descriptor)
             message = f"{path.parent}: another process has just finished with it; start again"
             raise LoadError(message)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        # For the message that others give; the lock holds without it.
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def _is_ours(self, path: Path) -> bool:
         try:

