@@ -136,7 +136,7 @@ def changed(value: object, chance: random.Random) -> object:
             )
         )[:20_000]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and chance.random() < 0.5:
-        return value + chance.choice((-1, 1, 0.5))
+        return value + chance.choice((-1, 1))
     if isinstance(value, list) and value and chance.random() < 0.5:
         return (value * chance.choice((2, 3, 40)))[:2_000]
     return invented(chance)
@@ -146,10 +146,15 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     """Return an input near `data`: its JSON tree changed in some places, or its bytes where it is no JSON."""
     try:
         tree = json.loads(data)
-    except (ValueError, RecursionError):
-        return mutated_bytes(data, chance)
-    if chance.random() < 0.05:
-        return mutated_bytes(data, chance)
+        if chance.random() > 0.05:
+            return json.dumps(mutated_tree(tree, chance)).encode()
+    except (ValueError, RecursionError):  # no JSON, or numbers and depths that Python does not write
+        pass
+    return mutated_bytes(data, chance)
+
+
+def mutated_tree(tree: object, chance: random.Random) -> object:
+    """Return a JSON tree changed in some places; `tree` itself is changed too."""
     for _ in range(chance.choice((1, 1, 2, 4))):
         found = list(places(tree))
         if not found:
@@ -167,7 +172,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
                 container[key] = json.loads(json.dumps(other[place]))  # type: ignore[index]
         else:
             container[key] = changed(container[key], chance)  # type: ignore[index]
-    return json.dumps(tree).encode()
+    return tree
 
 
 def mutated_bytes(data: bytes, chance: random.Random) -> bytes:
