@@ -32,7 +32,7 @@ HOST_SOURCES = [
 # The slowest to compile first.
 GPU_SOURCES = [
     CSRC / f"{name}.cu"
-    for name in ("rows", "groups", "blocks", "coded_groups", "coded_rows", "matrix_amax", "dense", "device")
+    for name in ("rows", "groups", "blocks", "coded_groups", "coded_rows", "nvfp4", "matrix_amax", "dense", "device")
 ]
 MACROS = [
     ("TORCH_STABLE_ONLY", None),

@@ -130,10 +130,7 @@ QK_DEVICE void tile_block(const WorkList& list) {
 }
 
 template <class Loader, bool measured>
-#if !defined(QX_B)
-#define QX_B 1
-#endif
-QK_GLOBAL void QK_RESIDENT_BLOCKS(kBlockThreads, (Loader::kCareful ? 1 : QX_B)) blocks_kernel(QK_ARGUMENT WorkList list) {
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kBlockThreads) blocks_kernel(QK_ARGUMENT WorkList list) {
   tile_block<Loader, measured>(list);
 }
 

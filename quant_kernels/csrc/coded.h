@@ -6,7 +6,7 @@
 // converted four a word. Codes of the lowest octave are subnormal: they are not covered, nor are unusual scales.
 #pragma once
 
-#include "device_source.h"
+#include "encode.h"
 
 namespace qk {
 

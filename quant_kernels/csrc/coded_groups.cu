@@ -164,10 +164,7 @@ QK_DEVICE void coded_groups_block(const WorkList& list) {
   }
 }
 
-#if !defined(QX_CG)
-#define QX_CG 1
-#endif
-QK_GLOBAL void QK_RESIDENT_BLOCKS(kCodedThreads, QX_CG) coded_groups_kernel(QK_ARGUMENT WorkList list) { coded_groups_block(list); }
+QK_GLOBAL void QK_RESIDENT_BLOCKS(kCodedThreads, 4) coded_groups_kernel(QK_ARGUMENT WorkList list) { coded_groups_block(list); }
 
 }  // namespace
 

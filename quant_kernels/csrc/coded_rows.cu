@@ -167,10 +167,7 @@ QK_DEVICE void coded_rows(const WorkList& list) {
   }
 }
 
-#if !defined(QX_CR)
-#define QX_CR 1
-#endif
-QK_GLOBAL void QK_RESIDENT_BLOCKS(kCodedThreads, QX_CR) coded_rows_kernel(QK_ARGUMENT WorkList list) { coded_rows(list); }
+QK_GLOBAL void QK_RESIDENT_BLOCKS(kCodedThreads, 4) coded_rows_kernel(QK_ARGUMENT WorkList list) { coded_rows(list); }
 
 }  // namespace
 

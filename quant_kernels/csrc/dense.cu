@@ -17,6 +17,10 @@ QK_DEVICE void store_elements(char* address, const Values& values) {
   }
 }
 
+// Packs of a lane: where a load is of 4 bytes only, more of them are wanted.
+template <class Loader>
+constexpr int kDensePacks = Loader::kElement == kE2m1 ? 16 : kSquarePacks;
+
 template <class Loader, bool square>
 QK_DEVICE void dense_block(const WorkList& list) {
   using Values = typename Loader::Values;
@@ -37,17 +41,18 @@ QK_DEVICE void dense_block(const WorkList& list) {
     return static_cast<char*>(item.data.data) + (e * item.data.stride_e + n * item.data.stride_n + k) * kBytes;
   };
   if constexpr (square) {
-    const SquareTile<kSquarePacks> at(item, block_index(), false);
+    constexpr int kPacks = kDensePacks<Loader>;
+    const SquareTile<kPacks> at(item, block_index(), false);
     const int reach = at.reach(item);
     if (reach == 0) return;
     const auto column = Loader::column(job, item, at.e, at.n, at.k, at.row, at.lane_k());
     const int stride = static_cast<int>(item.data.stride_n) * kBytes, step = stride * kSquareStep;
     char* address = target(at.e, at.n, at.k) + (at.row * stride + at.lane_k() * kBytes);
-    typename Loader::Raw raw[kSquarePacks];
+    typename Loader::Raw raw[kPacks];
 #pragma unroll
-    for (int i = 0; i < kSquarePacks; ++i) raw[i] = Loader::fetch_down(column, SquareTile<kSquarePacks>::down(i, reach));
+    for (int i = 0; i < kPacks; ++i) raw[i] = Loader::fetch_down(column, SquareTile<kPacks>::down(i, reach));
 #pragma unroll
-    for (int i = 0; i < kSquarePacks; ++i) {
+    for (int i = 0; i < kPacks; ++i) {
       if (i < reach) store(Loader::decode(raw[i]), address + i * step);
     }
   } else {
@@ -112,7 +117,7 @@ const char* launch_dense(WorkList& list, int64_t stream) {
     using Loader = decltype(loader);
     if constexpr (!Loader::kCareful) {
       if (square) {
-        const int64_t tiles = number_tiles(list, square_tiles<kSquarePacks>);
+        const int64_t tiles = number_tiles(list, square_tiles<kDensePacks<Loader>>);
         return start(dense_kernel<Loader, true>, tiles, kTileThreads, list, stream);
       }
     }

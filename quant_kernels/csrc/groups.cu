@@ -72,12 +72,19 @@ QK_DEVICE void add_group_errors(LaneSums& sums, const Values& values, const uint
 }
 
 // A block of flat packs: MXFP4 and MXFP8 of plain sources.
+//
+// MXFP8 moves more bytes than it computes: there all packs of a block are read before the first is stored, in rows of the whole
+// block. MXFP4 has more to compute: 32 lanes go their own way, over 1,024 elements side by side.
 template <class Loader, Target target, bool measured>
 QK_DEVICE void flat_block(const WorkList& list, LaneSums& sums) {
   using Values = typename Loader::Values;
+  constexpr bool kTogether = target == kMxfp8;
+  constexpr int kStep = kTogether ? kTileThreads : 32;  // packs from one of a lane to its next
+  QK_SHARED Words4 shared[kTogether ? kFlatScales / 16 : 1];
   const Job& job = list.job;
   const Item& item = item_of_tile(list, block_index());
-  const int thread = thread_index(), lane = thread % 32, ahead = thread / 32 * (32 * kFlatPacks) + lane;
+  const int thread = thread_index(), lane = thread % 32;
+  const int ahead = kTogether ? thread : thread / 32 * (32 * kFlatPacks) + lane;
   const int64_t begin = (block_index() - item.first_tile) * (kFlatElements / kTileLane);  // in packs
   const int64_t packs = item.k / kTileLane - begin;
   const int reach = (packs < kFlatPacks * kTileThreads ? static_cast<int>(packs) : kFlatPacks * kTileThreads) - ahead;
@@ -85,32 +92,50 @@ QK_DEVICE void flat_block(const WorkList& list, LaneSums& sums) {
   auto source = Loader::row(job, item, 0, 0, begin * kTileLane);
   source.address += ahead * (kTileLane * Loader::kBytes);
   uint8_t* data = static_cast<uint8_t*>(item.data.data) + begin * kCodeBytes<target> + ahead * kCodeBytes<target>;
+  uint8_t* scales = static_cast<uint8_t*>(item.scale.data) + begin / 4;
 
   Values held[kFlatPacks];
 #pragma unroll
   for (int i = 0; i < kFlatPacks; ++i) {
-    held[i] = i * 32 < reach ? Loader::fetch(source, i * 32 * kTileLane) : Loader::nothing();
+    held[i] = i * kStep < reach ? Loader::fetch(source, i * kStep * kTileLane) : Loader::nothing();
   }
-  uint32_t scale_codes = 0;
+  uint32_t amaxes[kFlatPacks], scale_codes = 0;
+  const auto see = [&](int i) {
+    amaxes[i] = group_amax<32>(held[i]);
+    scale_codes |= e8m0_of_amax(amaxes[i], rounding, target == kMxfp4 ? 2u : 8u) << (8 * i);
+  };
+  if constexpr (kTogether) {
+    uint8_t* staged = reinterpret_cast<uint8_t*>(shared);
+#pragma unroll
+    for (int i = 0; i < kFlatPacks; ++i) {
+      see(i);
+      if (thread % 4 == 0) staged[(i * kStep + thread) / 4] = static_cast<uint8_t>(scale_codes >> (8 * i));
+    }
+    barrier();
+    if (packs >= kFlatPacks * kTileThreads && reinterpret_cast<uintptr_t>(scales) % 16 == 0) {
+      if (thread < kFlatScales / 16) store_once(scales + 16 * thread, shared[thread]);
+    } else if (thread < packs / 4) {  // 256 scales of whole tiles, one a thread
+      scales[thread] = staged[thread];
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kFlatPacks; ++i) {
-    const uint32_t amax = group_amax<32>(held[i]);
-    const uint32_t scale_code = e8m0_of_amax(amax, rounding, target == kMxfp4 ? 2u : 8u);
-    scale_codes |= scale_code << (8 * i);
-    if (i * 32 >= reach) continue;
+    if constexpr (!kTogether) see(i);
+    if (i * kStep >= reach) continue;
+    const uint32_t amax = amaxes[i], scale_code = (scale_codes >> (8 * i)) & 0xffu;
     if (item.bad != nullptr && lane % 4 == 0 && amax >= kInfinity) {
-      check_amax(item, amax, divide(begin + ahead + i * 32, item.scale_k * 4));
+      check_amax(item, amax, divide(begin + ahead + i * kStep, item.scale_k * 4));
     }
     uint32_t codes[kCodeWords<target>];
     encode_group<target>(held[i], amax, scale_code, 0.0f, true, codes);
-    store_codes(data + i * 32 * kCodeBytes<target>, codes, true, 0);
+    store_codes(data + i * kStep * kCodeBytes<target>, codes, true, 0);
     if constexpr (measured) add_group_errors<target>(sums, held[i], codes, decode_e8m0(scale_code));
   }
-  // Lane l stores scale l of its 32 lanes: that of pack l / 8 of lane 4 (l % 8).
-  static_assert(kFlatPacks == 4);
-  const uint32_t four = shuffle(scale_codes, lane % 8 * 4);
-  if (thread < packs / 4) {
-    static_cast<uint8_t*>(item.scale.data)[begin / 4 + thread] = static_cast<uint8_t>(four >> (lane / 8 * 8));
+  if constexpr (!kTogether) {
+    // Lane l stores scale l of its 32 lanes, all of them a sector: that of pack l / 8 of lane 4 (l % 8).
+    static_assert(kFlatPacks == 4);
+    const uint32_t four = shuffle(scale_codes, lane % 8 * 4);
+    if (thread < packs / 4) scales[thread] = static_cast<uint8_t>(four >> (lane / 8 * 8));
   }
 }
 
@@ -286,11 +311,12 @@ QK_DEVICE void groups_block(const WorkList& list) {
   }
 }
 
-#if !defined(QX_FLAT)
-#define QX_FLAT 1
-#endif
+// Kernels that wait for memory more than they compute do better with more registers: more of their loads are on their way.
+template <class Values, Target target, Places places>
+constexpr int kResidentBlocks = places == Places::kFlat && (target == kMxfp8 || !Values::kHalves) ? 1 : 0;
+
 template <class Loader, Target target, int group, Places places, bool measured>
-QK_GLOBAL void QK_RESIDENT_BLOCKS(kTileThreads, (places == Places::kFlat && !measured ? QX_FLAT : 1)) groups_kernel(QK_ARGUMENT WorkList list) {
+QK_GLOBAL void QK_RESIDENT_BLOCKS(kTileThreads, (kResidentBlocks<typename Loader::Values, target, places>)) groups_kernel(QK_ARGUMENT WorkList list) {
   groups_block<Loader, target, group, places, measured>(list);
 }
 

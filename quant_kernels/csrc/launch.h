@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device.h"
-#include "device_source.h"
+#include "encode.h"
 
 // The launchers need a runtime, or its emulation: HIP without headers compiles device code alone.
 #if ((defined(QK_CUDA) || defined(QK_HIP)) && !defined(QK_HIP_BARE)) || defined(QK_EMULATE)

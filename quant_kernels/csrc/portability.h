@@ -56,7 +56,8 @@
 #endif
 #endif
 
-// Registers so few that `blocks` fit a multiprocessor: where that pays is a property of the machine.
+// Registers so few that `blocks` fit a multiprocessor (0: as the compiler sees fit). Where that pays is a property of the
+// machine: of NVIDIA's, here.
 #if !defined(QK_RESIDENT_BLOCKS)
 #define QK_RESIDENT_BLOCKS(threads, blocks) QK_LAUNCH_BOUNDS(threads)
 #endif

@@ -2,7 +2,7 @@
 // few packs of 8, neighbouring lanes neighbouring packs.
 #pragma once
 
-#include "device_source.h"
+#include "encode.h"
 
 namespace qk {
 
@@ -11,9 +11,10 @@ constexpr int kTileLane = 8;
 constexpr int kTilePacks = 4;  // packs of a lane: independent loads in flight
 constexpr int64_t kTileElements = int64_t{kTileThreads} * kTileLane * kTilePacks;
 
-// Blocks of kernels that need no place at all: 32 lanes take 1,024 elements side by side, whose 32 scales are a sector.
+// Blocks of kernels that need no place at all.
 constexpr int kFlatPacks = 4;
 constexpr int64_t kFlatElements = int64_t{kTileThreads} * kTileLane * kFlatPacks;
+constexpr int kFlatScales = static_cast<int>(kFlatElements / 32);
 
 QK_FN int64_t tiles_a_matrix(const Item& item) { return (item.n * item.k + kTileElements - 1) / kTileElements; }
 

@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from typing import TYPE_CHECKING
 
-from gpu_timing import copy_ceiling
+from gpu_timing import copy_ceiling, settle
 
 import quant_kernels as qk
 from quant_kernels.library import native_on
@@ -106,8 +106,7 @@ def measure(rank: Rank, ceiling: float) -> dict[str, object]:
         for index in range(rank.layers):
             converts[index % rank.ring]()
 
-    all_layers()
-    torch.cuda.synchronize()
+    settle(all_layers)
     times, host = [], []
     for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

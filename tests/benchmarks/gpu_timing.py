@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,18 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 600_000_000
 """Bytes that one graph walks over at least: ten times the cache of an H200."""
+
+
+SETTLING_SECONDS = 0.05
+"""How long a function runs before it is timed: clocks fall while the device waits, and take milliseconds to rise."""
+
+
+def settle(function: Callable[[], object]) -> None:
+    """Run a function until the device's clocks are those of steady work."""
+    end = time.perf_counter() + SETTLING_SECONDS
+    while time.perf_counter() < end:
+        function()
+        torch.cuda.synchronize()
 
 
 def copies_for(nbytes: int) -> int:
@@ -36,7 +49,7 @@ def graph_microseconds(calls: Sequence[Callable[[], object]], repeats: int = 15)
 
 def events(function: Callable[[], object], repeats: int = 15) -> float:
     """Median time of a call in µs, by events."""
-    torch.cuda.synchronize()
+    settle(function)
     pairs = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-KERNELS = ("device", "rows", "groups", "blocks", "coded_groups", "coded_rows", "dense", "matrix_amax")
+KERNELS = ("device", "rows", "groups", "blocks", "coded_groups", "coded_rows", "nvfp4", "dense", "matrix_amax")
 FLAGS = ("-std=c++20", "-DQK_EMULATE", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-w", "-pthread")
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
