@@ -33,7 +33,7 @@ from quant_kernels.loading.model_report import (
     write_and_log,
 )
 from quant_kernels.loading.modules import VIEWS, ModuleView, container_of, layers_among
-from quant_kernels.loading.sources import SECOND_SUFFIX
+from quant_kernels.loading.sources import SECOND_SUFFIX, stored_scales
 from quant_kernels.loading.weights import ConversionOptions
 from quant_kernels.quantized import QuantizedTensor
 from quant_spec import LayerQuantConfig, LoadError, ModuleInfo, QuantizationConfig
@@ -275,6 +275,22 @@ class EngineQuantizer:
             ResolveError, PlanError, LoadError: as for `convert`, which settles it too.
         """
         return tuple(self._settled().waiting)
+
+    def stored(self, name: str) -> dict[str, QuantizedTensor]:
+        """Return the codes and scales of a kept module that the checkpoint stores quantized, by parameter name."""
+        plan = self._settled().plans.get(name)
+        if plan is None or plan.target is not None or plan.decision.config.weight_key is None:
+            return {}
+        key = plan.decision.config.weight_key
+        found = {}
+        for slot in plan.view.slots:
+            scales = stored_scales(slot)
+            if scales.scale is not None:
+                codes = slot.tensor.data
+                found[slot.attribute] = QuantizedTensor(
+                    codes, scales.scale.data, key, whole_shape(codes), scales.second
+                )
+        return found
 
     def _check_known(self, name: str) -> None:
         if name not in self._modules:

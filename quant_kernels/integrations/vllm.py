@@ -25,6 +25,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from quant_kernels.integrations.engine import EngineQuantizer
+from quant_kernels.integrations.vllm_checkpoint import check_checkpoint, stored_block
 from quant_kernels.integrations.vllm_methods import (
     ConvertedExperts,
     ConvertedLinear,
@@ -185,15 +186,16 @@ class QuantSpecConfig(VllmQuantizationConfig):
         quantizer.map_packed(self.packed_modules_mapping)
         experts = isinstance(layer, RoutedExperts)
         wanted = quantizer.add(prefix, layer, kind="moe" if experts else "linear")
-        converts = wanted is not None and wanted.quant_method == "online" and wanted.is_quantized
+        source = stored_block(quantizer.config, prefix)
+        ours = source is not None or (wanted is not None and wanted.quant_method == "online" and wanted.is_quantized)
         if experts:
-            if not converts:
+            if not ours:
                 return KeptExperts(layer.moe_config, quantizer, prefix)
             check_experts(layer, prefix)
-            return ConvertedExperts(layer.moe_config, quantizer, prefix)
-        if isinstance(layer, ParallelLMHead) and not converts:
+            return ConvertedExperts(layer.moe_config, quantizer, prefix, source)
+        if isinstance(layer, ParallelLMHead) and not ours:
             return None
-        return ConvertedLinear(quantizer, prefix) if converts else KeptLinear(quantizer, prefix)
+        return ConvertedLinear(quantizer, prefix, source) if ours else KeptLinear(quantizer, prefix)
 
     def quantizer(self) -> EngineQuantizer:
         """Return the quantizer of this process, made when it is first asked for.
@@ -203,6 +205,7 @@ class QuantSpecConfig(VllmQuantizationConfig):
         """
         if self._quantizer is None:
             request = self.request if self.request is not None else _request_of_options()
+            check_checkpoint(self.checkpoint)
             source = QuantizationConfig.from_dict(self.checkpoint, facts=self._facts()).remapped(self._renames)
             config = QuantizationConfig.from_online(request, source=source)
             group = get_tp_group()

@@ -15,6 +15,7 @@ from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
 from quant_kernels import QuantizedTensor, dequantize, linear
+from quant_kernels.integrations.vllm_checkpoint import create_experts, create_linear
 from quant_kernels.loading.placement import STYLE_ATTRIBUTE
 from quant_spec import PlanError
 
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.linear import LinearBase
 
     from quant_kernels.integrations.engine import EngineQuantizer
+    from quant_kernels.integrations.vllm_checkpoint import Block
     from quant_spec import QuantKey
 
 _GATES: Final[dict[str, Callable[[Tensor], Tensor]]] = {"silu": functional.silu, "gelu": functional.gelu}
-_STACKS: Final = ("w13_weight", "w2_weight")
 
 
 class KeptLinear(UnquantizedLinearMethod):
@@ -71,12 +72,12 @@ class KeptLinear(UnquantizedLinearMethod):
 
 
 class ConvertedLinear(LinearMethodBase):
-    """A Linear whose weight is converted when it is complete."""
+    """A Linear whose weight is converted when it is complete, or whose FP8 codes are used as they were stored."""
 
-    uses_meta_device = True
-
-    def __init__(self, quantizer: EngineQuantizer, name: str) -> None:
-        """Take the model's quantizer and the module's name."""
+    def __init__(self, quantizer: EngineQuantizer, name: str, source: Block | None = None) -> None:
+        """Take the model's quantizer, the module's name, and the blocks of its FP8 codes in the checkpoint, if any."""
+        self.uses_meta_device = source is None
+        self._source = source
         self._quantizer = quantizer
         self._name = name
         self._weight: QuantizedTensor | None = None
@@ -98,6 +99,9 @@ class ConvertedLinear(LinearMethodBase):
         layer.input_size_per_partition = input_size_per_partition
         layer.output_size_per_partition = sum(output_partition_sizes)
         loader = extra_weight_attrs.pop("weight_loader", None)
+        if self._source is not None:
+            create_linear(self._name, layer, output_partition_sizes, input_size_per_partition, self._source, loader)
+            return
         values = torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype)
         weight = ModelWeightParameter(data=values, input_dim=1, output_dim=0, weight_loader=loader)
         layer.register_parameter("weight", weight)
@@ -110,7 +114,9 @@ class ConvertedLinear(LinearMethodBase):
         if self._quantizer.convert(self._name):
             layer.quant_config = said  # vLLM's own attribute of this name
             self._weight = self._quantizer.weights(self._name)["weight"]
-            self._activation = self._quantizer.format_of(self._name).activation_key
+        elif self._source is not None and self._weight is None:
+            self._weight = self._quantizer.stored(self._name)["weight"]
+        self._activation = self._quantizer.format_of(self._name).activation_key
 
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x · Wᵀ + bias."""
@@ -151,11 +157,11 @@ class ConvertedExperts(FusedMoEMethodBase):
     Each expert that a token reached is one product; the experts' stacks are never decoded as a whole.
     """
 
-    uses_meta_device = True
-
-    def __init__(self, moe: FusedMoEConfig, quantizer: EngineQuantizer, name: str) -> None:
-        """Take vLLM's description, the model's quantizer and the container's name."""
+    def __init__(self, moe: FusedMoEConfig, quantizer: EngineQuantizer, name: str, source: Block | None = None) -> None:
+        """Take vLLM's description, the model's quantizer, the container's name, and the blocks of FP8 codes, if any."""
         super().__init__(moe)
+        self.uses_meta_device = source is None
+        self._source = source
         self._quantizer = quantizer
         self._name = name
         self._experts: dict[str, tuple[QuantizedTensor, ...]] = {}
@@ -172,11 +178,14 @@ class ConvertedExperts(FusedMoEMethodBase):
     ) -> None:
         """Create the stacks w13 [E, 2I, H] and w2 [E, H, I] in the checkpoint's dtype, on meta."""
         _say_expert_style(layer)
-        shapes = (
-            (num_experts, self.moe.w13_num_shards * intermediate_size_per_partition, hidden_size),
-            (num_experts, hidden_size, intermediate_size_per_partition),
-        )
-        for name, shape in zip(_STACKS, shapes, strict=True):
+        shapes = {
+            "w13_weight": (num_experts, self.moe.w13_num_shards * intermediate_size_per_partition, hidden_size),
+            "w2_weight": (num_experts, hidden_size, intermediate_size_per_partition),
+        }
+        if self._source is not None:
+            create_experts(self._name, layer, shapes, self._source, extra_weight_attrs)
+            return
+        for name, shape in shapes.items():
             values = torch.empty(shape, device="meta", dtype=params_dtype)
             stack = nn.Parameter(values, requires_grad=False)
             layer.register_parameter(name, stack)
@@ -193,7 +202,9 @@ class ConvertedExperts(FusedMoEMethodBase):
         if self._quantizer.convert(self._name):
             layer.quant_config = said  # vLLM's own attribute of this name
             self._experts = {name: _unstacked(stack) for name, stack in self._quantizer.weights(self._name).items()}
-            self._activation = self._quantizer.format_of(self._name).activation_key
+        elif self._source is not None and not self._experts:
+            self._experts = {name: _unstacked(stack) for name, stack in self._quantizer.stored(self._name).items()}
+        self._activation = self._quantizer.format_of(self._name).activation_key
 
     def apply(
         self,

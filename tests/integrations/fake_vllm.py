@@ -146,7 +146,10 @@ def install(monkeypatch: pytest.MonkeyPatch, *, hf_overrides: object = None, ver
         f"{layers}.quantization.base_config": {"QuantizationConfig": QuantizationConfig},
         f"{layers}.vocab_parallel_embedding": {"ParallelLMHead": ParallelLMHead},
         "vllm.model_executor.model_loader.reload.layerwise": {"initialize_online_processing": lambda layer: None},  # noqa: ARG005
-        "vllm.model_executor.parameter": {"ModelWeightParameter": ModelWeightParameter},
+        "vllm.model_executor.parameter": {
+            "BlockQuantScaleParameter": ModelWeightParameter,
+            "ModelWeightParameter": ModelWeightParameter,
+        },
         "vllm.model_executor.utils": {
             "set_weight_attrs": lambda weight, attributes: weight.__dict__.update(attributes),
         },

@@ -42,7 +42,9 @@ def plugin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **options: object) -
     return registered["quant_spec"]
 
 
-def build(config: object, model: str, device: str) -> tuple[dict[str, nn.Module], dict[str, dict[str, torch.Tensor]]]:
+def build(
+    config: object, model: str, device: str, *, times: int = 1
+) -> tuple[dict[str, nn.Module], dict[str, dict[str, torch.Tensor]]]:
     """Play construction and loading; return the modules that got a method, and the values they were loaded with."""
     modules: dict[str, nn.Module] = {}
     for call in recorded.calls(model):
@@ -63,14 +65,17 @@ def build(config: object, model: str, device: str) -> tuple[dict[str, nn.Module]
                 module.quant_method = method
         elif call.hook == "create_weights":
             name, _, inputs, outputs, whole_in, whole_out = call.arguments[:6]
-            sizes = (int(inputs), json.loads(outputs), int(whole_in), int(whole_out), torch.float32)
+            rows = [times * each for each in json.loads(outputs)]
+            sizes = (times * int(inputs), rows, times * int(whole_in), times * int(whole_out), torch.float32)
             modules[name].quant_method.create_weights(modules[name], *sizes, weight_loader=print)
         elif call.hook == "moe.create_weights":
             name, experts, hidden, inner = call.arguments[:4]
             module = modules[name]
             module.quant_method.create_weights(
-                module, int(experts), int(hidden), int(inner), torch.float32, weight_loader=print
+                module, int(experts), times * int(hidden), times * int(inner), torch.float32, weight_loader=print
             )
+    if times > 1:
+        return modules, {}
     loaded = {name: recorded.fill(module, index, device) for index, (name, module) in enumerate(modules.items())}
     return modules, loaded
 
@@ -121,6 +126,84 @@ def check_products(module: nn.Module, loaded: dict[str, torch.Tensor], device: s
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
     module.expert_map = torch.full((count,), -1, device=device)
     assert not method.apply(module, x, weights, ids, None, None).any()  # experts of other ranks add nothing here
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", recorded.MODELS)
+def test_block_fp8_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, device: str) -> None:
+    """Layers that the request names are converted from their codes; the others are used as they are stored."""
+    request = {"layer_quant_config": {"*.mlp.experts": "mxfp4", "*.o_proj": "ptpc_fp8"}}
+    document = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head", "*.mlp.gate"],
+    }
+    cls = plugin(monkeypatch, tmp_path, hf_overrides={"quantization_config_dict_json": json.dumps(request)})
+    assert cls.override_quantization_method(document, "quant_spec") == "quant_spec"
+    assert cls.override_quantization_method(document, "fp8") is None
+    config = cls.from_config(document)
+    modules, _ = build(config, model, device, times=2)  # whole blocks, as real models have them
+    sources = {name: fill_blocks(module, device) for name, module in modules.items()}
+    for module in modules.values():
+        module.quant_method.process_weights_after_loading(module)
+    for name, module in modules.items():
+        method = module.quant_method
+        if name.endswith(".mlp.gate"):
+            assert isinstance(method, fake_vllm.UnquantizedLinearMethod)
+        elif name.endswith(".experts"):
+            for stack, source in sources[name].items():
+                wanted = quant_kernels.quantize(quant_kernels.dequantize(source, torch.float32), "mxfp4")
+                for expert, held in enumerate(method._experts[stack]):
+                    assert torch.equal(held.data.view(torch.uint8), wanted.data[expert].view(torch.uint8))
+        else:
+            source = sources[name]["weight"]
+            x = torch.randn(3, source.shape[1], device=device)
+            if name.endswith(".o_proj"):
+                source = quant_kernels.quantize(quant_kernels.dequantize(source, torch.float32), "ptpc_fp8")
+            assert torch.equal(method.apply(module, x), quant_kernels.linear(x, source, activation=method._activation))
+    (path,) = tmp_path.glob("online_quant_info_*.json")
+    kept = {each["layer"]: each["source"] for each in json.loads(path.read_text())["kept"]}
+    assert all(word == "fp8_e4m3/block_128x128" for name, word in kept.items() if not name.endswith(".mlp.gate"))
+
+
+def fill_blocks(module: nn.Module, device: str) -> dict[str, quant_kernels.QuantizedTensor]:
+    """Load random block-FP8 weights, as a loader does; return them."""
+    found = {}
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if f"{name}_scale_inv" not in dict(module.named_parameters(recurse=False)):
+            if parameter.device.type == "meta":
+                module.register_parameter(name, torch.nn.Parameter(torch.randn(parameter.shape), requires_grad=False))
+            continue
+        source = quant_kernels.quantize(torch.randn(parameter.shape, device=device), "per_block_fp8")
+        assert source.scale.shape == getattr(module, f"{name}_scale_inv").shape
+        module.register_parameter(name, torch.nn.Parameter(source.data.clone(), requires_grad=False))
+        module.register_parameter(f"{name}_scale_inv", torch.nn.Parameter(source.scale.clone(), requires_grad=False))
+        found[name] = source
+    return found
+
+
+def test_shards_that_share_a_block_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    request = {"global_quant_config": "ptpc_fp8"}
+    cls = plugin(monkeypatch, tmp_path, hf_overrides={"quantization_config_dict_json": json.dumps(request)})
+    config = cls.from_config({"quant_method": "fp8", "weight_block_size": [128, 128]})
+    layer = type("QKVParallelLinear", (fake_vllm.LinearBase,), {})(config)
+    method = config.get_quant_method(layer, "a.qkv_proj")
+    with pytest.raises(PlanError, match=r"a\.qkv_proj: .*64.*128"):
+        method.create_weights(layer, 256, [256, 64, 64], 256, 384, torch.float32, weight_loader=print)
+    method.create_weights(
+        layer, 256, [256, 576], 256, 832, torch.float32, weight_loader=print
+    )  # the last may be ragged
+    experts = fake_vllm.RoutedExperts(config)
+    method = config.get_quant_method(experts, "a.mlp.experts")
+    with pytest.raises(PlanError, match=r"a\.mlp\.experts: .*64.*128"):
+        method.create_weights(experts, 4, 128, 64, torch.float32, weight_loader=print)
+
+
+def test_other_quantized_checkpoints_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cls = plugin(monkeypatch, tmp_path, hf_overrides={"quantization_config_dict_json": json.dumps(REQUEST)})
+    for document in ({"quant_method": "awq", "bits": 4}, {"quant_method": "fp8", "activation_scheme": "static"}):
+        with pytest.raises(ConfigError, match="quant-spec quantize"):
+            cls.from_config(document).quantizer()
 
 
 def test_requests_come_by_vllms_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import quant_kernels
+from quant_spec import get_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +40,8 @@ def linear_bytes(shards: list[Tensor], name: str, target: str, rank: int, ranks:
     whole = quant_kernels.quantize(torch.cat(shards), target)
     rows = [shard.shape[0] for shard in shards]
     return {
-        "weight": _piece(_raw(whole.data), rows, cut, rank, ranks),
-        "weight_scale": _piece(
+        "weight": piece(_raw(whole.data), rows, cut, rank, ranks),
+        "weight_scale": piece(
             _raw(whole.scale), rows, cut if whole.scale.shape[-1] > 1 or cut == "column" else "", rank, ranks
         ),
     }
@@ -62,8 +63,8 @@ def expert_bytes(name: str, tensors: Mapping[str, Tensor], target: str, rank: in
             wide = whole.scale.shape[-1] > 1 or cut == "column"
             each.append(
                 (
-                    _piece(_raw(whole.data), rows, cut, rank, ranks),
-                    _piece(_raw(whole.scale), rows, cut if wide else "", rank, ranks),
+                    piece(_raw(whole.data), rows, cut, rank, ranks),
+                    piece(_raw(whole.scale), rows, cut if wide else "", rank, ranks),
                 )
             )
         found[attribute] = torch.stack([data for data, _ in each])
@@ -80,9 +81,24 @@ def _raw(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-def _piece(whole: Tensor, rows: list[int], cut: str, rank: int, ranks: int) -> Tensor:
+def piece(whole: Tensor, rows: list[int], cut: str, rank: int, ranks: int) -> Tensor:
+    """Return one rank's piece of bytes [N, ..]: fused shards are cut one by one."""
     if cut == "row":
         return whole.chunk(ranks, dim=-1)[rank].contiguous()
     if cut == "column":
         return torch.cat([shard.chunk(ranks)[rank] for shard in whole.split(rows)]).contiguous()
     return whole
+
+
+def decoded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a block-FP8 checkpoint with its weights decoded to float32."""
+    key = get_format("per_block_fp8").weight
+    found = {}
+    for name, tensor in tensors.items():
+        scale = tensors.get(f"{name}_scale_inv")
+        if scale is not None:
+            quantized = quant_kernels.QuantizedTensor(tensor, scale, key, tuple(tensor.shape))
+            found[name] = quant_kernels.dequantize(quantized, torch.float32)
+        elif not name.endswith("_scale_inv"):
+            found[name] = tensor
+    return found

@@ -103,6 +103,31 @@ def test_ranks_hold_the_shards_of_the_whole(models: Path, tmp_path: Path, name: 
     assert len(found["tokens"]) == 4
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_block_fp8_is_converted_from_its_codes(models: Path, tmp_path: Path, tp: int) -> None:
+    """As DeepSeek-R1: attention to PTPC, dense layers as they are stored, both from FP8 in blocks."""
+    folder = tiny_models.make_block_fp8(models)
+    found = run(folder, tmp_path, tp=tp, **overrides({"layer_quant_config": {"*.self_attn.*": "ptpc_fp8"}}))
+    stored = expected.checkpoint_tensors(folder)
+    tensors = expected.decoded(stored)
+    for rank, modules in enumerate(found["ranks"]):
+        for module, held in modules.items():
+            if not held["method"].startswith("Converted"):
+                continue
+            shards = expected.shards_of(module, tensors)
+            if ".self_attn." in module:
+                wanted = expected.linear_bytes(shards, module, "ptpc_fp8", rank, tp)
+            else:
+                codes = torch.cat(expected.shards_of(module, stored)).view(torch.uint8)
+                rows = [shard.shape[0] for shard in shards]
+                cut = expected.CUT[module.rpartition(".")[2]]
+                wanted = {"weight": expected.piece(codes, rows, cut, rank, tp)}
+            for key, value in wanted.items():
+                assert torch.equal(held["tensors"][key], value), f"rank {rank}: {module}.{key}"
+    (report,) = (json.loads(path.read_text()) for path in tmp_path.glob("online_quant_info_*.json"))
+    assert {each["source"] for each in report["layers"]} == {"fp8_e4m3/block_128x128"}
+
+
 def test_a_targets_request_through_vllms_own_option(models: Path, tmp_path: Path) -> None:
     given = {"targets": {"*.mlp.*": "mxfp8"}, "ignore": ["*.down_proj"]}
     found = run(models / "llama", tmp_path, quantization_config=given)

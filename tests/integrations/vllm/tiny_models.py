@@ -6,7 +6,10 @@ import json
 from typing import TYPE_CHECKING, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, Qwen3MoeConfig
+
+import quant_kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +29,8 @@ MODELS: Final = ("llama", "qwen3moe", "deepseekv3")
 def _config(name: str) -> LlamaConfig | Qwen3MoeConfig | DeepseekV3Config:
     if name == "llama":
         return LlamaConfig(**_SIZES, num_key_value_heads=2)
+    if name == "wide-llama":  # shards of whole blocks, on two ranks too
+        return LlamaConfig(**{**_SIZES, "hidden_size": 256, "intermediate_size": 512}, num_key_value_heads=4)
     if name == "qwen3moe":
         return Qwen3MoeConfig(
             **_SIZES,
@@ -57,7 +62,7 @@ def make(name: str, folder: Path) -> Path:
     """Write the checkpoint into a folder, once; return it."""
     target = folder / name
     if not (target / "config.json").exists():
-        torch.manual_seed(MODELS.index(name))
+        torch.manual_seed(len(name))
         model = AutoModelForCausalLM.from_config(_config(name)).float()
         model.save_pretrained(target)
         document = json.loads((target / "config.json").read_text())
@@ -65,4 +70,30 @@ def make(name: str, folder: Path) -> Path:
         if name == "deepseekv3":
             document["topk_method"] = "noaux_tc"  # vLLM makes the router's bias by this alone
         (target / "config.json").write_text(json.dumps(document, indent=2))
+    return target
+
+
+def make_block_fp8(folder: Path) -> Path:
+    """Write a checkpoint with its layers in FP8 by blocks, as DeepSeek's are stored, once; return it."""
+    target = folder / "wide-llama-fp8"
+    if (target / "config.json").exists():
+        return target
+    source = make("wide-llama", folder)
+    target.mkdir()
+    stored = {}
+    for key, tensor in load_file(source / "model.safetensors").items():
+        if tensor.dim() != 2 or any(word in key for word in ("embed_tokens", "lm_head", ".mlp.gate.")):
+            stored[key] = tensor
+            continue
+        quantized = quant_kernels.quantize(tensor, "per_block_fp8")
+        stored[key], stored[f"{key}_scale_inv"] = quantized.data, quantized.scale
+    save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
+    document = json.loads((source / "config.json").read_text())
+    document["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head"],
+    }
+    (target / "config.json").write_text(json.dumps(document, indent=2))
     return target
