@@ -184,6 +184,17 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
+def _keys(document: object) -> int:
+    """Return the keys of an object and of the objects right in it; what lies deeper is not counted.
+
+    Each key stands before a colon, so a text with that many colons repeats none and has no other. Where there are more,
+    in names or deeper down, the text is read again, key by key.
+    """
+    if not isinstance(document, dict):
+        return 0
+    return len(document) + sum(len(each) for each in document.values() if type(each) is dict)
+
+
 def load_object(raw: bytes, where: str) -> dict[str, object]:
     """Return the JSON object in `raw`, repeated keys refused.
 
@@ -191,7 +202,9 @@ def load_object(raw: bytes, where: str) -> dict[str, object]:
         LoadError: with `where` and the reason.
     """
     try:
-        document = json.loads(raw, object_pairs_hook=_unique)
+        document = json.loads(raw)
+        if raw.count(b":") != _keys(document):
+            document = json.loads(raw, object_pairs_hook=_unique)
     except RecursionError:
         message = f"{where}: nested too deeply"
         raise LoadError(message) from None

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quant_kernels.loading.folder import open_folder
-from quant_kernels.loading.headers import MAX_HEADER_BYTES, read_header
+from quant_kernels.loading.headers import MAX_HEADER_BYTES, load_object, read_header
 from quant_spec import ConfigError, LoadError
 
 if TYPE_CHECKING:
@@ -199,3 +199,27 @@ def test_tensors_beside_the_index_are_reported(moe_dir: Path) -> None:
     folder = open_folder(moe_dir)
     assert "model.norm.weight" in folder.tensors
     assert any("model.norm.weight" in warning for warning in folder.warnings)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 2}',
+        '{"a": {"b": 1, "b": 2}}',
+        '{"a": {"b": {"c": 1, "c": 2}}}',
+        '{"a": {"x": [{"q": 1, "q": 2}]}}',
+        r'{"\u0061": 1, "a": 2}',
+        '{"a": "::", "a": 1}',
+        '{"a": {"b": "c:"}, "d": {"e": 1, "e": 2}}',
+    ],
+)
+def test_repeated_keys_are_found_at_every_depth(text: str) -> None:
+    with pytest.raises(LoadError, match="repeated key"):
+        load_object(text.encode(), "file")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a:b": 1, "b": {"c": ":"}}', '{"a" : {"b" : {"c" : {}}}}', r'{"a\u003a": 1, "b": 2}', "{}"]
+)
+def test_colons_and_depth_are_no_repeated_keys(text: str) -> None:
+    assert load_object(text.encode(), "file") == json.loads(text)
