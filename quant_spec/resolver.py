@@ -14,13 +14,14 @@ from quant_spec.errors import ResolveError, TooMuchWorkError, shown
 from quant_spec.patterns import EXPERTS, Pattern, PatternKind, Scope, containers
 from quant_spec.regexes import parse_regex
 from quant_spec.resolver_states import MAX_WORK, NONE, WEIGHT, Path, Position, Run, State, more_spent, united
-from quant_spec.special import SpecialExpressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quant_spec.automaton import NodeSet
     from quant_spec.mapping import NameRules
+    from quant_spec.regexes import Regex
+    from quant_spec.special import SpecialExpressions
 
 MAX_PATHS: Final = 100_000
 """Parent paths remembered; beyond it they are forgotten and found anew."""
@@ -46,7 +47,7 @@ class Resolver:
         self._exact: dict[str, list[int]] = {}
         self._runs: list[Run] = [Run()]
         self._automaton = Automaton()
-        self._special = SpecialExpressions()
+        self._special: SpecialExpressions | None = None
         self._classes: dict[str, list[int]] = {}
         self._moe: list[int] = []
         patterned = any(entry.kind in {PatternKind.GLOB, PatternKind.REGEX} for entry in entries)
@@ -59,7 +60,6 @@ class Resolver:
         self._kept = 0
         self.forgotten = 0
         self._begin()
-        self._plain = not (self._special or self._written)
 
     # -- compiling --------------------------------------------------------------------------------------------------
 
@@ -81,11 +81,18 @@ class Resolver:
         else:
             regex = parse_regex(text, entry.path)
             if not regex.linear:
-                self._special.add(index, regex)
+                self._add_special(index, regex)
                 return
             self._automaton.add_regex(regex, index)
             if self._written:
                 self._written.automaton.add_regex(regex, index)
+
+    def _add_special(self, index: int, regex: Regex) -> None:
+        from quant_spec.special import SpecialExpressions  # noqa: PLC0415  (few configs have such expressions)
+
+        if self._special is None:
+            self._special = SpecialExpressions()
+        self._special.add(index, regex)
 
     def _add_literal(self, index: int, text: str, scope: Scope) -> None:
         if scope is Scope.EXACT:
@@ -190,7 +197,7 @@ class Resolver:
     @property
     def is_plain(self) -> bool:
         """True if a position and a last segment decide: nothing needs backtracking, or is tried on other spellings."""
-        return self._plain
+        return self._special is None and self._written is None
 
     @property
     def literal_names(self) -> dict[str, int]:
@@ -258,7 +265,7 @@ class Resolver:
         Raises:
             ResolveError: as `hits`.
         """
-        if not self._plain:
+        if not self.is_plain:
             return [self.hits(name) for name in names]
         try:
             return self._hits_of(names)
@@ -306,7 +313,8 @@ class Resolver:
     @property
     def pattern_entries(self) -> frozenset[int]:
         """Indices of globs and expressions."""
-        return self._globs | self._special.entries | self._automaton.regex_entries
+        special = self._special.entries if self._special else frozenset()
+        return self._globs | special | self._automaton.regex_entries
 
 
 class _Written:
