@@ -17,11 +17,20 @@ from quant_spec import NameRules, QuantizationConfig
 from quant_spec.matching import Why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from quant_spec.report import QuantReport
 
 transformers = pytest.importorskip("transformers")
+from model_trees import (  # noqa: E402  (it needs transformers)
+    BLOCK_FP8,
+    QWEN3_30B,
+    QWEN3_235B,
+    SMALL_QWEN3,
+    SMALL_R1,
+    block_fp8_tensors,
+    deepseek,
+    meta,
+    qwen3,
+)
 
 KEPT = ["lm_head", "*.gate.*"]
 PTPC: dict[str, object] = {"global_quant_config": "ptpc_fp8", "exclude_layer": KEPT}
@@ -30,12 +39,6 @@ MIXED: dict[str, object] = {
     "global_quant_config": "ptpc_fp8",
     "layer_quant_config": {"*expert*": "mxfp4"},
     "exclude_layer": KEPT,
-}
-BLOCK_FP8: dict[str, object] = {
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "quant_method": "fp8",
-    "weight_block_size": [128, 128],
 }
 NAMES = NameRules(packed_modules_mapping=PACKED)
 
@@ -79,9 +82,7 @@ def test_qwen3_30b_a3b_ptpc() -> None:
 
 
 def test_qwen3_30b_a3b_in_the_tree_of_transformers() -> None:
-    config = transformers.Qwen3MoeConfig(**{**QWEN3_30B, **SMALL_QWEN3})
-    with torch.device("meta"):
-        empty = transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16)
+    empty = qwen3({**QWEN3_30B, **SMALL_QWEN3})
     model = empty.to_empty(device="cpu")
     fill(model)
     report = quantize_model(model, request(PTPC), write_report=False)
@@ -115,71 +116,8 @@ def test_qwen3_235b_a22b_mxfp4_with_experts_on_two_ranks() -> None:
 
 # -- DeepSeek-R1 -------------------------------------------------------------------------------------------------------
 
-SMALL_R1 = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 32,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "vocab_size": 64,
-}
 ATTENTION = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 SHARED = ("gate_proj", "up_proj", "down_proj")
-
-
-def deepseek(sides: dict[str, int], *, mtp: bool) -> nn.Module:
-    """Return the tree of DeepSeek-R1 on meta; its multi-token prediction block is layer 61."""
-    config = transformers.DeepseekV3Config(**{**R1, **sides})
-    with torch.device("meta"):
-        model = transformers.DeepseekV3ForCausalLM(config).to(torch.bfloat16)
-        if mtp:
-            model.model.layers.append(mtp_block(config).to(torch.bfloat16))
-    return model
-
-
-def mtp_block(config: object) -> nn.Module:
-    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
-
-    block = DeepseekV3DecoderLayer(config, layer_idx=config.num_hidden_layers)
-    hidden = config.hidden_size
-    block.enorm, block.hnorm = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
-    block.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
-    block.embed_tokens = nn.Embedding(config.vocab_size, hidden)
-    block.shared_head = nn.ModuleDict(
-        {"norm": nn.RMSNorm(hidden), "head": nn.Linear(hidden, config.vocab_size, bias=False)}
-    )
-    return block
-
-
-def block_fp8_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a block-FP8 checkpoint of a model, one an expert's projection."""
-    generator = torch.Generator().manual_seed(0)
-    stored_plain = ("embed_tokens", "norm", "lm_head", "gate.weight", "eh_proj", "shared_head", "correction_bias")
-
-    def codes(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn)
-        return values, torch.rand(-(-n // 128), -(-k // 128), generator=generator) + 0.5
-
-    for name, tensor in model.state_dict().items():
-        if name.endswith(("gate_up_proj", "down_proj")):
-            container = name.rpartition(".")[0]
-            leaves = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
-            for expert in range(tensor.shape[0]):
-                for leaf in leaves:
-                    weight, scale = codes(tensor.shape[1] // len(leaves), tensor.shape[2])
-                    yield f"{container}.{expert}.{leaf}.weight", weight
-                    yield f"{container}.{expert}.{leaf}.weight_scale_inv", scale
-        elif any(part in name for part in stored_plain) or tensor.dim() < 2:
-            yield name, torch.ones(tensor.shape, dtype=tensor.dtype)
-        else:
-            weight, scale = codes(*tensor.shape)
-            yield name, weight
-            yield f"{name}_scale_inv", scale
 
 
 @pytest.mark.parametrize(
@@ -212,53 +150,6 @@ def test_deepseek_r1_fp8_attention_and_mxfp4_experts(*, mtp: bool, experts: int)
 
 # -- true sizes --------------------------------------------------------------------------------------------------------
 
-QWEN3_30B = {
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_hidden_layers": 48,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151936,
-}
-SMALL_QWEN3 = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 64,
-}
-QWEN3_235B = {
-    **QWEN3_30B,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "moe_intermediate_size": 1536,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 94,
-}
-R1 = {
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "first_k_dense_replace": 3,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "vocab_size": 129280,
-}
-
-
-def meta(kind: str, config: object) -> nn.Module:
-    with torch.device("meta"):
-        return getattr(transformers, kind)(config).to(torch.bfloat16)
-
 
 @pytest.mark.parametrize(
     ("sizes", "recipe", "layers", "experts", "gigabytes"),
@@ -268,7 +159,7 @@ def meta(kind: str, config: object) -> nn.Module:
 def test_plans_of_qwen3(
     sizes: dict[str, int], recipe: dict[str, object], layers: int, experts: int, gigabytes: float
 ) -> None:
-    plan = plan_model(meta("Qwen3MoeForCausalLM", transformers.Qwen3MoeConfig(**sizes)), request(recipe))
+    plan = plan_model(qwen3(sizes), request(recipe))
     assert len(plan.changed) == layers
     assert sum(module.name.endswith("experts") for module in plan.changed) == experts
     after = sum(nbytes[1] for module in plan.changed if (nbytes := module.nbytes("bfloat16")))
