@@ -184,52 +184,58 @@ def _joined(target: Path, job: Job, options: JobOptions, ranks: Ranks) -> Iterat
     What was written stays after an interruption, and after a failure of the machine if there is a complete shard; it
     goes after a refusal.
     """
-    leads = ranks.leads
     meeting = None
-    if ranks.world > 1 and not leads:
-        digest = fingerprint(job)
-        meeting = Meeting(ranks, target.with_name(f"{target.name}.partial"), digest).__enter__()
-        written = OutputFolder(target, job, leader=False)
-    else:
+    if ranks.leads:
         written = OutputFolder(target, job, clean=options.clean)
+        if ranks.world > 1 and not written.is_complete:
+            meeting = Meeting(ranks, written.partial, written.fingerprint)
+    else:
+        meeting = Meeting(ranks, target.with_name(f"{target.name}.partial"), fingerprint(job))
+        meeting.enter()
+        written = OutputFolder(target, job, leader=False)
     try:
-        if ranks.world > 1 and leads and not written.is_complete:
-            meeting = Meeting(ranks, written.partial, written.fingerprint).__enter__()
+        if meeting is not None and ranks.leads:
+            meeting.enter()
         yield written, meeting
     except BaseException as error:
-        refused, told = _is_refusal(error), error
-        keep = bool(written.done) or not refused or written.is_complete
-        if isinstance(error, OSError):
-            state = f"; {len(written.done)} of {len(job.layouts)} files are complete in {written.partial}"
-            more = f"{state}: the same command takes it up" if written.done else ""
-            told = LoadError(f"{target}: cannot be written: {error.strerror or error}{more}")
-        if meeting is not None:
-            meeting.fail(told, keep=not refused)
-        _leave(written, meeting, leads=leads, keep=not refused and keep, error=error)
+        told = _told(error, target, job, written)
+        _give_up(error, told, written, meeting, leads=ranks.leads)
         if told is not error:
             raise told from error
         raise
+    if ranks.leads:
+        written.close()
+    if meeting is not None:
+        meeting.leave()
+
+
+def _told(error: BaseException, target: Path, job: Job, written: OutputFolder) -> BaseException:
+    """Return the error that the caller gets: of a file that cannot be written, one that says where and what stays."""
+    if not isinstance(error, OSError):
+        return error
+    state = f"; {len(written.done)} of {len(job.layouts)} files are complete in {written.partial}"
+    more = f"{state}: the same command takes it up" if written.done else ""
+    return LoadError(f"{target}: cannot be written: {error.strerror or error}{more}")
+
+
+def _give_up(
+    error: BaseException, told: BaseException, written: OutputFolder, meeting: Meeting | None, *, leads: bool
+) -> None:
+    """Tell the other processes, and leave the partial folder for the next run, or not at all."""
+    refused = _is_refusal(error)
+    if meeting is not None:
+        meeting.fail(told, keep=not refused)
     if leads:
-        written.close()
+        if written.is_complete:
+            written.close()
+        elif not refused and (written.done or not isinstance(error, Exception)):
+            written.release()
+        else:
+            if meeting is not None:
+                meeting.wait_for_silence()
+            written.discard()
     if meeting is not None:
-        meeting.__exit__()
-
-
-def _leave(written: OutputFolder, meeting: Meeting | None, *, leads: bool, keep: bool, error: BaseException) -> None:
-    """Leave the partial folder after an error: for the next run, or not at all."""
-    is_done = written.is_complete
-    if not leads:
-        pass
-    elif is_done:
-        written.close()
-    elif keep and (written.done or not isinstance(error, Exception)):
-        written.release()
-    else:
-        if meeting is not None:
-            meeting.wait_for_silence()
-        written.discard()
-    if meeting is not None:
-        meeting.__exit__()
+        meeting.leave()
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -33,6 +33,7 @@ TIMEOUT: Final = 120.0
 """Seconds after which a process that is not heard of counts as dead."""
 _BEAT: Final = 1.0
 _POLL: Final = 0.05
+_AGAIN: Final = 0.5
 JOINED, WRITTEN, COLLECTED, COMPLETE = 1, 2, 3, 4
 """How far a process is: it knows the others; its shards are complete; it has read what is known of all; all is done."""
 
@@ -109,7 +110,7 @@ class Ranks:
 
 
 class Meeting:
-    """What this process says of itself and hears of the others; as a context, it falls silent at the end."""
+    """What this process says of itself and hears of the others."""
 
     def __init__(self, ranks: Ranks, partial: Path, fingerprint: str) -> None:
         """Take the place, the partial folder, and the digest of the job, which must be that of all."""
@@ -123,7 +124,7 @@ class Meeting:
         self._members: dict[int, str] = {}
         self._looked = 0.0
 
-    def __enter__(self) -> Meeting:  # noqa: PYI034  (typing.Self needs Python 3.11)
+    def enter(self) -> None:
         """Wait until all processes are there and do the same job.
 
         Raises:
@@ -134,12 +135,12 @@ class Meeting:
         try:
             self._meet()
         except BaseException as error:
-            self.fail(error, keep=True)
-            self.__exit__()
+            if not self.ranks.leads:
+                self.fail(error, keep=True)
+                self.leave()
             raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def leave(self) -> None:
         """Fall silent."""
         self._silent.set()
         if self._thread.is_alive():
@@ -160,6 +161,7 @@ class Meeting:
 
     def _meet(self) -> None:
         until = time.monotonic() + self.ranks.timeout
+        again = 0.0
         while True:
             present = {rank: said for rank in self._others() if (said := self._read(rank)) is not None}
             if self.ranks.leads:
@@ -174,15 +176,18 @@ class Meeting:
                     f"ranks {', '.join(missing)} of {self.ranks.world} have not come within {self.ranks.timeout:g} s"
                 )
                 raise LoadError(message)
-            self._say({})
             time.sleep(_POLL)
+            if time.monotonic() > again:
+                # The leader may have emptied the folder after we had said that we are here.
+                self._say({})
+                again = time.monotonic() + _AGAIN
 
     def _admit(self, present: Mapping[int, Mapping[str, object]]) -> None:
+        self._members = {rank: str(said["id"]) for rank, said in present.items()}
         for rank, said in present.items():
             if said.get("fingerprint") != self._said["fingerprint"]:
                 message = f"rank {rank} does another job: its request, options or source files differ from rank 0's"
                 raise LoadError(message)
-        self._members = {rank: str(said["id"]) for rank, said in present.items()}
         members = {str(rank): name for rank, name in self._members.items()}
         self._say({"phase": JOINED, "members": members})
 
@@ -289,13 +294,13 @@ class Meeting:
         else:
             since = now
         self._heard[rank] = (beat, since)
-        if said is not None and said["id"] == self._members[rank] and "failed" in said:
+        phase = said.get("phase") if said is not None else 0
+        if said is not None and said["id"] == self._members[rank] and "failed" in said and phase != COMPLETE:
             message = str(said["failed"]) if said.get("relayed") else f"rank {rank}: {said['failed']}"
             raise PeerError(message, keep=bool(said.get("keep")))
         if now - since > self.ranks.timeout:
             message = f"rank {rank} has not been heard of for {self.ranks.timeout:g} s: it was stopped, or its host was"
             raise PeerError(message, keep=True)
-        phase = said.get("phase") if said is not None else 0
         return phase if isinstance(phase, int) else 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -11,7 +13,8 @@ from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 HIDDEN, INNER, VOCAB, LAYERS, EXPERTS, HEAD = 64, 128, 96, 2, 4, 32
 Tensors = dict[str, torch.Tensor]
