@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.resolve()
 CSRC = Path("quant_kernels") / "csrc"
 HOST_SOURCES = [
     CSRC / "ops.cpp",
+    CSRC / "linear_ops.cpp",
     CSRC / "cpu" / "dispatch.cpp",
     CSRC / "cpu" / "kernels_baseline.cpp",
     CSRC / "cpu" / "kernels_avx2.cpp",
@@ -32,7 +33,18 @@ HOST_SOURCES = [
 # The slowest to compile first.
 GPU_SOURCES = [
     CSRC / f"{name}.cu"
-    for name in ("rows", "groups", "blocks", "coded_groups", "coded_rows", "nvfp4", "matrix_amax", "dense", "device")
+    for name in (
+        "rows",
+        "groups",
+        "blocks",
+        "coded_groups",
+        "coded_rows",
+        "nvfp4",
+        "matrix_amax",
+        "dense",
+        "device",
+        "linear",
+    )
 ]
 MACROS = [
     ("TORCH_STABLE_ONLY", None),

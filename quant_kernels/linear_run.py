@@ -21,8 +21,7 @@ _GPU_TILE_BYTES: Final = 32 << 20  # a dequantized tile is read back from the ca
 _ROW_STEP: Final = 128
 # What the kernel does with an activation; the same numbers as `enum Activation` of csrc/linear.h.
 _KERNEL_ACTIVATIONS: Final = {"": 0, PER_TOKEN: 1, MXFP8: 2, MXFP4: 3}
-_MOST_ROWS: Final = 64  # rows of x that the kernel takes: kMostRows of csrc/linear.h
-_CHOSEN_BY_LAUNCHER: Final = (0, 0, 0)
+_CHOSEN_BY_LAUNCHER: Final = (0, 0)
 
 
 def weight_tiles(weight: Encoded, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
@@ -78,7 +77,7 @@ def _kernel_built() -> bool:
 
 def _by_kernel(x: Tensor, weight: Encoded, bias: Tensor | None, activation: str, out: Tensor) -> bool:
     """Multiply a few rows in one launch, the activation's quantization included; False if there is no kernel for it."""
-    if x.device.type != "cuda" or x.shape[0] > _MOST_ROWS or activation not in _KERNEL_ACTIVATIONS:
+    if x.device.type != "cuda" or activation not in _KERNEL_ACTIVATIONS:
         return False
     if weight.second is not None or not native_on("cuda") or not _kernel_built():
         return False

@@ -8,11 +8,7 @@ namespace qk {
 enum WeightFormat : int32_t { kRowFp8, kGroupFp8, kGroupFp4, kWeightFormats };  // PTPC FP8, MXFP8, MXFP4
 enum Activation : int32_t { kAsIs, kPerTokenFp8, kGroupedFp8, kGroupedFp4, kActivations };
 
-// One launch, in which every block makes its part of x ready, or one for x and one for the product. `Early`: the (first)
-// launch may be brought to the device before what precedes it has ended.
-enum Way : int32_t { kChosen, kOneLaunch, kOneLaunchEarly, kTwoLaunches, kTwoLaunchesEarly, kWays };
-
-constexpr int kMostTokens = 64;  // rows of x that one product takes
+constexpr int kMostTokens = 16;  // rows of x that one product takes
 
 // y[m, n] = sum over k of x[m, k] * w[n, k] + bias[n].
 struct LinearJob {
@@ -30,31 +26,25 @@ struct LinearJob {
   WeightFormat format;
   Activation activation;
   // How the work is cut (0: the launcher chooses).
-  int32_t row_groups;    // groups of 16 rows of w that one block works on: 1, 2, 4 or 8
+  int32_t row_groups;    // groups of rows of w that one block works on: 1, 2, 4 or 8
   int32_t splits;        // blocks that share the input side: 1, 2, 4 or 8
-  Way way;
-  // Between two launches: x as the second one reads it.
-  uint16_t* ready_x;     // f16 [m, ready_stride], 16-byte aligned
-  float* factors;        // [m]
-  int64_t ready_stride;  // k, rounded up to whole chunks
-  // Filled by the launcher.
-  int32_t chunks;        // pieces of the input side, 128 bytes of codes each
-  int32_t panel_chunks;  // pieces of x a warp keeps at once
+  int32_t chunks;        // pieces of the input side, 128 bytes of codes each; filled by the launcher
+  // Where x is made ready by a launch of its own: f16 [m, ready_stride], which is k rounded up to whole chunks; and [m].
+  uint16_t* ready_x;
+  float* factors;
+  int64_t ready_stride;
 };
 
-// Elements of a chunk: what the input side is rounded up to between the launches.
-constexpr int64_t elements_a_chunk(WeightFormat format) { return format == kGroupFp4 ? 256 : 128; }
+constexpr int64_t kLongestInput = 28672;  // elements: what the shared memory of eight blocks holds of 16 rows of x
+constexpr int kPlainTokens = 8;  // the same without matrix units
 
-// Bytes that a job needs between its launches: factors, then x.
-constexpr int64_t linear_workspace(const LinearJob& job) {
-  const int64_t chunk = elements_a_chunk(job.format);
-  return 4 * kMostTokens + 2 * job.m * ((job.k + chunk - 1) / chunk * chunk);
-}
+// Rows of x that one product takes on the current device; 0 if there is no kernel for it.
+int64_t linear_tokens();
 
-// Whether there are kernels for so many rows of x.
-bool linear_kernel_built(int64_t m);
+// Bytes that a job needs beside its operands.
+constexpr int64_t linear_workspace(const LinearJob& job) { return 4 * kMostTokens + 2 * job.m * ((job.k + 255) / 256 * 256); }
 
 // Launch the product on `stream`; nullptr, or what went wrong. `workspace` is 16-byte aligned.
-const char* linear_on_device(LinearJob job, void* workspace, int64_t stream);
+const char* linear_on_device(const LinearJob& job, void* workspace, int64_t stream);
 
 }  // namespace qk

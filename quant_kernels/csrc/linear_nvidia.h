@@ -15,6 +15,12 @@ QK_DEVICE void copy_16(uint32_t shared, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
+// The same for 4 bytes.
+QK_DEVICE void copy_4(uint32_t shared, const void* global, bool inside) {
+  const int bytes = inside ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
 QK_DEVICE void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int pending>
@@ -121,9 +127,6 @@ QK_DEVICE void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-
-// Bring 128 bytes to the cache that all blocks share, which later writes of others keep up to date.
-QK_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 }  // namespace qk
 

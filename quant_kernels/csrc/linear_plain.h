@@ -1,7 +1,7 @@
 // The linear product without matrix units, for up to 8 rows of x: what AMD GPUs run, and the host in tests.
 //
-// Groups of 32 lanes work on one row of the weight each: a lane decodes 16 bytes of codes and multiplies them with as many
-// values of each row of x.
+// One launch makes x ready. In the second, groups of 32 lanes work on one row of the weight each: a lane
+// decodes 16 bytes of codes and multiplies them with as many values of each row of x.
 #pragma once
 
 #include "linear.h"
@@ -11,7 +11,7 @@
 
 namespace qk {
 
-constexpr int kPlainThreads = 256, kPlainRows = kPlainThreads / 32, kPlainTokens = 8;
+constexpr int kPlainThreads = 256, kPlainRows = kPlainThreads / 32;
 
 // Codes of one lane, as fp32.
 template <WeightFormat format, int count>

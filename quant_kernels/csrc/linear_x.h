@@ -62,6 +62,7 @@ QK_DEVICE uint32_t x_shift(uint32_t amax) {
 }
 
 // How the values of one row become ready, known once its greatest magnitude (the bits of a 16-bit float) is.
+template <bool quantized>
 struct RowOfX {
   Element element;
   Activation activation;
@@ -71,7 +72,7 @@ struct RowOfX {
   QK_DEVICE_MEMBER RowOfX(const LinearJob& job, uint32_t amax16)
       : element(job.element), activation(job.activation), divider(1.0f, 0) {
     const uint32_t amax = bits_of(x_value(element, amax16, 0));
-    if (activation == kPerTokenFp8) {
+    if (quantized && activation == kPerTokenFp8) {
       factor = fp32_scale(amax, kE4m3Max);
       divider = Divider(factor, amax);
     } else {
@@ -84,10 +85,14 @@ struct RowOfX {
   QK_DEVICE_MEMBER Words4 ready(const Words4& words) const {
     float values[8];
     for (int i = 0; i < 8; ++i) values[i] = x_value(element, words.w[i / 2], i & 1);
-    if (activation == kAsIs) {
+    if (!quantized || activation == kAsIs) {
       for (int i = 0; i < 8; ++i) values[i] *= shift;
     } else if (activation == kPerTokenFp8) {
-      for (int i = 0; i < 8; ++i) values[i] = divider.plain ? divider.divide_plain(values[i]) : divider.divide(values[i]);
+      if (divider.plain) {
+        for (int i = 0; i < 8; ++i) values[i] = divider.divide_plain(values[i]);
+      } else {
+        for (int i = 0; i < 8; ++i) values[i] = divider.divide(values[i]);
+      }
       round_e4m3(values);
     } else {
       round_group(values);
@@ -145,26 +150,26 @@ QK_DEVICE void store_ready(uint16_t* row, int64_t k, [[maybe_unused]] WeightForm
 #endif
 }
 
-// The launch that makes x ready, one row a block.
+// A launch of its own that makes x ready, one row a block: where many blocks would do it again, or no cluster can.
 QK_GLOBAL void QK_LAUNCH_BOUNDS(kReadyThreads) linear_x_kernel(QK_ARGUMENT LinearJob job) {
-  QK_SHARED uint32_t of_warps[kReadyThreads / 32];
+  QK_SHARED uint32_t of_waves[kReadyThreads / 32];
 #if defined(QK_CUDA)
   wait_for_previous();
   let_next_begin();
 #endif
   const int64_t row = block_index();
   const uint16_t* x = static_cast<const uint16_t*>(job.x) + row * job.x_stride;
-  uint16_t* ready = job.ready_x + row * job.ready_stride;
   uint32_t amax = 0;
   for (int64_t k = 8 * thread_index(); k < job.k; k += 8 * kReadyThreads) {
     amax = max_halves(amax, greatest_of(*reinterpret_cast<const Words4*>(x + k)));
   }
   amax = greatest_of_lanes(amax);
-  if (thread_index() % 32 == 0) of_warps[thread_index() / 32] = amax;
+  if (thread_index() % 32 == 0) of_waves[thread_index() / 32] = amax;
   barrier();
-  for (int i = 0; i < kReadyThreads / 32; ++i) amax = max_u32(amax, of_warps[i]);
-  const RowOfX rounder(job, amax);
+  for (int i = 0; i < kReadyThreads / 32; ++i) amax = max_u32(amax, of_waves[i]);
+  const RowOfX<true> rounder(job, amax);
   if (thread_index() == 0) job.factors[row] = rounder.factor;
+  uint16_t* ready = job.ready_x + row * job.ready_stride;
   for (int64_t first = 0; first < job.ready_stride; first += 8 * kReadyThreads) {
     const int64_t k = first + 8 * thread_index();
     Words4 words{};

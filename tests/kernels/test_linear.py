@@ -18,7 +18,7 @@ FORMATS = ("ptpc_fp8", "mxfp4", "mxfp8", "per_block_fp8", "nvfp4")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPS = torch.ops.quant_kernels
 # Half an ulp of each dtype, relative.
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -50,7 +50,7 @@ def check(found: torch.Tensor, x: torch.Tensor, q: qk.QuantizedTensor, word: str
     assert worst <= 1, float(worst)
     # The bound is far from what happens: errors of many terms cancel. A wrong term would not.
     error = (found.double().cpu() - wanted).norm() / wanted.norm()
-    assert error <= 4 * unit + 2.0**-20, float(error)
+    assert error <= unit + 2.0**-20, float(error)
 
 
 @pytest.fixture
@@ -202,6 +202,8 @@ def refused() -> Iterator[tuple[str, dict[str, object]]]:
     yield "activation", {"x": x, "weight": q, "activation": key("int8/per_token:dynamic")}
     ragged = {"x": random(3, 72), "weight": qk.quantize(random(48, 72), "ptpc_fp8")}
     yield "activation", {**ragged, "activation": key(activations.MXFP8)}
+    row = qk.quantize(random(48, 80), "ptpc_fp8")
+    yield "activation", {"x": random(3, 80), "weight": row, "activation": key(activations.MXFP8)}
     yield "weight.shape", {"x": x, "weight": qk.QuantizedTensor(q.data, q.scale, q.key, (48, 32))}
 
 

@@ -111,7 +111,7 @@ def _conversions(kernel: KernelFacts) -> list[str]:
         if kernel.variant.target == "gfx942" and rows:
             wanted.add(E4M3)
         if kernel.variant.target == "gfx950":
-            if rows or "blocks_kernel" in kernel.name or mxfp8:
+            if rows or "blocks_kernel" in kernel.name or "linear_x_kernel" in kernel.name or mxfp8:
                 wanted.add(E4M3)
             if mxfp4:
                 wanted.add(E2M1)
