@@ -156,21 +156,6 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kRowThreads) rows_kernel(QK_ARGUMENT WorkList li
   rows_block<Loader, threads, packs, measured>(list);
 }
 
-#if defined(QX_MERGE)
-// Rows of up to 256 packs, of all such lengths in one launch: each item says its shape.
-template <class Loader, bool measured>
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kRowThreads) short_rows_kernel(QK_ARGUMENT WorkList list) {
-  const int shape = item_of_tile(list, block_index()).lanes_shift;
-  if (shape == 0) {
-    rows_block<Loader, 8, 4, measured>(list);
-  } else if (shape == 1) {
-    rows_block<Loader, 32, 4, measured>(list);
-  } else {
-    rows_block<Loader, 32, 8, measured>(list);
-  }
-}
-#endif
-
 }  // namespace
 
 #if defined(QK_LAUNCHERS)
@@ -216,32 +201,6 @@ int shape_of(const Item& item) {
   return shape;
 }
 
-#if defined(QX_MERGE)
-template <class Loader>
-const char* launch_shapes(const WorkList& list, int64_t stream) {
-  constexpr int kShort = 3;  // the shapes that share a kernel
-  for (int shape = kShort - 1; shape < kShapes; ++shape) {
-    WorkList some = part_of(list, [&](const Item& item) {
-      const int own = shape_of<Loader>(item);
-      return own == shape || (shape < kShort && own < kShort);
-    });
-    if (some.count == 0) continue;
-    const char* error;
-    if constexpr (!Loader::kCareful) {
-      if (shape < kShort) {
-        for (int i = 0; i < some.count; ++i) some.items[i].lanes_shift = shape_of<Loader>(some.items[i]);
-        const int64_t tiles = number_tiles(some, [](const Item& item) { return item.e * ceil_div(item.n, item.lanes_shift == 0 ? 32 : 8); });
-        error = some.items[0].sums != nullptr ? start(short_rows_kernel<Loader, true>, tiles, kRowThreads, some, stream)
-                                              : start(short_rows_kernel<Loader, false>, tiles, kRowThreads, some, stream);
-        if (error) return error;
-        continue;
-      }
-    }
-    if ((error = launch_shape<Loader>(some, shape, stream))) return error;
-  }
-  return nullptr;
-}
-#else
 // Rows of other lengths take other shapes: a list is launched once for each. A few small weights are sooner done in the
 // next wider shape than by a launch of their own.
 template <class Loader>
@@ -264,7 +223,6 @@ const char* launch_shapes(const WorkList& list, int64_t stream) {
   }
   return nullptr;
 }
-#endif
 
 }  // namespace
 

@@ -106,14 +106,16 @@ def _conversions(kernel: KernelFacts) -> list[str]:
     found = {name for name in (E4M3, E2M1) if kernel.counts[name]}
     wanted: set[str] = set()
     if not kernel.variant.software:
-        rows = "rows_kernel" in kernel.name
+        coded = "coded_" in kernel.name
+        rows = "rows_kernel" in kernel.name and not coded
         mxfp4, mxfp8 = ("TargetE2E" in kernel.name, "TargetE3E" in kernel.name)
         if kernel.variant.target == "gfx942" and rows:
             wanted.add(E4M3)
         if kernel.variant.target == "gfx950":
-            if rows or "blocks_kernel" in kernel.name or "linear_x_kernel" in kernel.name or mxfp8:
+            makers = ("coded_rows_kernel", "blocks_kernel", "nvfp4_kernel", "linear_x_kernel")
+            if rows or mxfp8 or any(name in kernel.name for name in makers):
                 wanted.add(E4M3)
-            if mxfp4:
+            if mxfp4 or "coded_groups_kernel" in kernel.name:
                 wanted.add(E2M1)
     if found == wanted:
         return []
