@@ -14,6 +14,7 @@ from quant_spec.decision import QUANTIZABLE_KINDS, Decision, ModuleInfo
 from quant_spec.errors import PlanError, nearest, shown
 from quant_spec.formats import key_nbytes
 from quant_spec.matching import Why
+from quant_spec.name_hints import NameHints, did_you_mean
 from quant_spec.patterns import Pattern
 
 ROUTER_SEGMENTS: Final = frozenset({"gate", "router", "shared_expert_gate", "wg", "e_score_correction_bias"})
@@ -222,13 +223,9 @@ def _without_tensors(
 
 
 def _unmatched_warnings(unmatched: Iterable[Pattern], infos: Mapping[str, ModuleInfo]) -> list[str]:
-    found = []
-    segments = dict.fromkeys(segment for name in infos for segment in name.split("."))
-    for entry in unmatched:
-        near = nearest(entry.text, infos) or nearest(entry.text.strip("*").strip("."), segments, cutoff=0.8)
-        hint = f"; did you mean {near!r}?" if near else ""
-        found.append(f"{entry.path}: {entry.text!r} matches no module{hint}")
-    return found
+    entries = tuple(unmatched)
+    hints = NameHints(infos if entries else ())
+    return [f"{entry.path}: {entry.text!r} matches no module{did_you_mean(hints.of(entry.text))}" for entry in entries]
 
 
 def _risky_warnings(modules: Iterable[ModulePlan]) -> list[str]:

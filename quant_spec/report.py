@@ -176,7 +176,7 @@ class UnmatchedEntry:
     Attributes:
         entry: the entry as written.
         path: its JSON path.
-        nearest: module names that look most like it.
+        nearest: entries that it may have been meant for, see `name_hints.NameHints`.
     """
 
     entry: str

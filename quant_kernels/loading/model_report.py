@@ -16,11 +16,11 @@ import torch
 from quant_kernels.checks import dtype_name
 from quant_kernels.loading.distributed import Ranks, raise_failures
 from quant_kernels.loading.layer import LayerRecord
-from quant_kernels.loading.report_parts import nearest_names, quant_dtype_name, rule_of
+from quant_kernels.loading.report_parts import quant_dtype_name, rule_of, unmatched_of
 from quant_kernels.loading.sources import is_plain, stored_scales
 from quant_spec.layer_config import word
 from quant_spec.matching import Why
-from quant_spec.report import KeptLayer, LayerReport, LoadingFacts, QuantReport, UnmatchedEntry
+from quant_spec.report import KeptLayer, LayerReport, LoadingFacts, QuantReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +136,6 @@ def merged_report(
     raise_failures(ranks, "quantizing the model", [each[1] for each in answers])
     parts = [each[0] for each in answers]
     words = _Words(_request(decisions))
-    names = [layer.name for layer in decisions.layers]
     at = {name: index for index, name in enumerate(parts[0].sources)}
     weighty = (layer for layer in decisions.layers if layer.view.slots)
     ordered = sorted(weighty, key=lambda layer: at.get(layer.name, len(at)))
@@ -152,10 +151,7 @@ def merged_report(
         elapsed_seconds=max(each.elapsed_seconds for each in parts),
         layers=tuple(layers),
         kept=tuple(_kept(layer, parts, words) for layer in ordered if layer.target is None),
-        unmatched=tuple(
-            UnmatchedEntry(entry.text, entry.path, nearest_names(entry.text, names))
-            for entry in decisions.plan.unmatched
-        ),
+        unmatched=unmatched_of(decisions.plan.unmatched, (layer.name for layer in decisions.layers)),
         warnings=decisions.plan.warnings,
         bytes_before=sum(each.bytes_before for each in parts),
         bytes_after=sum(each.bytes_after for each in parts),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
@@ -13,18 +12,19 @@ from quant_kernels.loading.steps import WeightStep
 from quant_spec.decision import QUANTIZABLE_KINDS
 from quant_spec.layer_config import word
 from quant_spec.matching import Why
+from quant_spec.name_hints import NameHints
 from quant_spec.report import KeptLayer, LayerReport, OtherModules, Rule, UnmatchedEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from quant_kernels.loading.job import Job
     from quant_kernels.loading.survey import Survey
     from quant_kernels.loading.transfer import Converted
     from quant_spec.decision import Decision
+    from quant_spec.patterns import Pattern
     from quant_spec.plan import ModulePlan
 
-_NEAREST: Final = 3
 _REASONS: Final = {
     Why.EXCLUDE: "excluded",
     Why.PATTERN: "the entry leaves it as it is",
@@ -175,14 +175,15 @@ def stored_nbytes(survey: Survey, planned: ModulePlan) -> int:
 
 def unmatched_entries(survey: Survey) -> tuple[UnmatchedEntry, ...]:
     """Return the entries that fit no module, each with the module names that look most like it."""
-    names = [module.name for module in survey.shown]
-    return tuple(
-        UnmatchedEntry(entry.text, entry.path, nearest_names(entry.text, names)) for entry in survey.plan.unmatched
-    )
+    return unmatched_of(survey.plan.unmatched, (module.name for module in survey.shown))
 
 
-def nearest_names(entry: str, names: list[str]) -> tuple[str, ...]:
-    """Return up to three names, or parts of names, that look most like an entry."""
-    plain = entry.removeprefix("re:").strip("*").strip(".")
-    tails = dict.fromkeys(tail for name in names for tail in (name, *name.split(".")))
-    return tuple(difflib.get_close_matches(plain, tails, n=_NEAREST, cutoff=0.6))
+def unmatched_of(entries: Sequence[Pattern], names: Iterable[str]) -> tuple[UnmatchedEntry, ...]:
+    """Return entries that fit no module as reports list them.
+
+    Args:
+        entries: the entries.
+        names: names of all modules.
+    """
+    hints = NameHints(names if entries else ())
+    return tuple(UnmatchedEntry(entry.text, entry.path, hints.of(entry.text)) for entry in entries)

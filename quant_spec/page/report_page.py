@@ -77,7 +77,7 @@ def _unmatched(report: QuantReport) -> str:
     columns = (
         Column("entry", mono=True),
         Column("where in the request", mono=True),
-        Column("nearest names", mono=True),
+        Column("perhaps meant", mono=True),
     )
     rows = [(each.entry, each.path, ", ".join(each.nearest) or "none is like it") for each in report.unmatched]
     return section("Entries that match no layer", table(columns, rows, label="Entries that match no layer"))

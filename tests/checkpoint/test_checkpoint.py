@@ -451,7 +451,7 @@ def test_unmatched_patterns_are_reported_with_the_nearest_names(
     report = run(llama_dir, {"global_quant_config": "ptpc_fp8", "exclude_layer": ["lm_heed", "*.upp_proj"]})
     assert [(entry.entry, entry.path, entry.nearest[:1]) for entry in report.unmatched] == [
         ("lm_heed", "$.exclude_layer[0]", ("lm_head",)),
-        ("*.upp_proj", "$.exclude_layer[1]", ("up_proj",)),
+        ("*.upp_proj", "$.exclude_layer[1]", ("*.up_proj",)),
     ]
     assert sum("matches no module" in warning for warning in report.warnings) == 2
     assert any("lm_head: about to be quantized" in warning for warning in report.warnings)
