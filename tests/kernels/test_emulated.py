@@ -39,6 +39,15 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], check=False, capture_output=True, text=True, timeout=300)
 
 
+def build_part(root: Path, folder: Path, name: str) -> Path:
+    """Compile a program of the emulation that includes one kernel's source and needs no other."""
+    csrc, here = root / "quant_kernels" / "csrc", root / "tests" / "kernels" / "emulate"
+    program = folder / name
+    command = ["g++", *FLAGS, "-O2", f"-I{csrc}", f"-I{here}", str(here / f"{name}.cpp"), "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program
+
+
 def check_passed(done: subprocess.CompletedProcess[str], least: int) -> None:
     closing = re.search(r"(\d+) cases, (\d+) failed", done.stdout)
     assert closing is not None, done.stdout + done.stderr
@@ -49,6 +58,14 @@ def check_passed(done: subprocess.CompletedProcess[str], least: int) -> None:
 
 def test_kernels_equal_the_host_kernels(root: Path, tmp_path: Path) -> None:
     check_passed(run(build(root, tmp_path, "-O1"), "--quick"), 500)
+
+
+def test_thresholds_of_codes_equal_their_values_conversion(root: Path, tmp_path: Path) -> None:
+    check_passed(run(build_part(root, tmp_path, "group_steps")), 500_000)
+
+
+def test_tables_of_codes_equal_their_values_conversion(root: Path, tmp_path: Path) -> None:
+    check_passed(run(build_part(root, tmp_path, "row_tables")), 500_000)
 
 
 @pytest.mark.slow
