@@ -16,6 +16,7 @@ from quant_kernels.arguments import (
     check_float,
     check_list,
     check_names,
+    check_offset,
     check_quantized,
     check_tensor,
     check_type,
@@ -29,10 +30,11 @@ from quant_kernels.checks import (
     check_output,
     check_rank,
 )
-from quant_kernels.direct import quantize_directly
+from quant_kernels.direct import dequantize_directly, quantize_directly
 from quant_kernels.encodings import encode_source
 from quant_kernels.job import convert, new_job
 from quant_kernels.launch import run_dense
+from quant_kernels.quantized import QuantizedTensor
 from quant_kernels.targets import TARGETS
 from quant_kernels.without_kernels import quantize_by_reference
 
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from quant_kernels.loading.distributed import Ranks
-    from quant_kernels.quantized import QuantizedTensor
     from quant_spec import QuantFormat, QuantKey
 
 
@@ -354,6 +355,11 @@ def dequantize(  # noqa: D417  (two are described together)
         KernelInputError: an argument does not fit; nothing was written.
     """
     check_float("dtype", dtype)
+    check_type("q", q, QuantizedTensor, "a QuantizedTensor")
+    if out is None and shard_rows is None and check_offset(offset) == (0, 0) and not torch.compiler.is_compiling():
+        found = dequantize_directly(q, dtype)
+        if found is not None:
+            return found
     q = check_quantized("q", q)
     encoded = encode_source(q.data, q.scale, q.key, second_scale=q.second_scale, offset=offset, shard_rows=shard_rows)
     if tuple(q.shape) != tuple(encoded.shape):

@@ -57,6 +57,7 @@ JUNK: dict[str, object] = {
     "bytes": b"x", "[]": [], "()": (), "{}": {}, "object": object(), "type": int, "dtype": torch.int8,
     "a format": get_format("mxfp4"), "a key": MX.key,
     "[1, 'a']": [1, "a"], "texts": ["a"] * 3, "(0,)": (0,), "(0.5, 0)": (0.5, 0), "('a', 0)": ("a", 0),
+    "arrays": (np.ones(2), np.ones(2)),
     "(2^70, 0)": (2**70, 0), "(2^40, 0)": (2**40, 0), "(True, 0)": (True, 0), "quantized": MX, "three": [MX, MX, MX],
     "numpy": np.ones((32, 64)), "0-d": torch.tensor(1.0),
     "empty": torch.empty(0), "meta": torch.ones(32, 64, device="meta"),
