@@ -1,124 +1,115 @@
-"""Agreeing on magnitudes against gathering the weight, over all GPUs of this host (NCCL), or two processes (gloo).
+"""Ranks that agree on magnitudes against ranks that gather the weight, over all GPUs of this host (NCCL), or gloo.
 
-    python tests/benchmarks/bench_parallel.py [--ranks N] [--json FILE] [--rounds N]
+    python tests/benchmarks/bench_parallel.py [--ranks N] [--layers N] [--rounds N] [--json FILE]
 
-For weights cut along the input side: seconds of `quantize_shard`, and of gathering the whole weight, quantizing it and
-cutting the result, in the same run; bytes that each rank sends. The results are compared byte for byte.
+For the shapes that the ranks of the seed models hold at this number of ranks (Qwen3-30B at 2 and 4, Qwen3-235B at 2
+with its experts spread, at 4 and 8, DeepSeek-R1 at 8):
+
+1. every weight and format: codes equal to those of the quantized whole, byte for byte; seconds and bytes of both ways;
+2. some layers in one go, as `quantize_model` does them: rank 0 alone, all ranks at once without agreeing (at most 1.05
+   of that), and all ranks agreeing (at most 1.1 of the second);
+3. a rank that is killed in the middle: all others raise an error that names it, within the timeout.
+
+Without GPUs the sides are divided by 4 and the processes share the cores, so that only the first part's bytes and the
+third part mean anything. The table comes last; the status is 1 if anything differs or nobody was told.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
 import tempfile
-import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from parallel_jobs import KILL_TIMEOUT, Rank, models_for
 
-from quant_kernels import quantize, quantize_shard
-from quant_kernels.loading.distributed import ProcessRanks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-SHAPES = {
-    "Qwen3-235B w2 [128, 4096, 1536]": (128, 4096, 1536),
-    "Qwen3-235B o_proj [4096, 8192]": (4096, 8192),
-    "DeepSeek-R1 o_proj [7168, 16384]": (7168, 16384),
-}
-SMALL_SHAPES = {"w2, a 16th [32, 1024, 1536]": (32, 1024, 1536), "o_proj [4096, 1024]": (4096, 1024)}
-FORMATS = ("ptpc_fp8", "nvfp4", "mxfp4")
+MOST_AT_ONCE, MOST_AGREEING = 1.05, 1.1
 
 
-def median_seconds(function: Callable[[], object], rounds: int, device: torch.device) -> float:
-    times = []
-    for _ in range(rounds + 1):
-        dist.barrier()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
-
-
-def gathered(shard: torch.Tensor, name: str, ranks: ProcessRanks) -> torch.Tensor:
-    """Quantize the whole weight on every rank and return the codes of this rank's columns."""
-    parts = [torch.empty_like(shard) for _ in range(ranks.size)]
-    dist.all_gather(parts, shard)
-    whole = quantize(torch.cat(parts, dim=-1), name)
-    return whole.data.view(torch.uint8).chunk(ranks.size, dim=-1)[ranks.rank].contiguous()
-
-
-def work(rank: int, size: int, folder: str, rounds: int) -> None:
+def work(rank: int, size: int, folder: str, options: argparse.Namespace) -> None:
+    """Be one rank: all parts but the last, which ends the group, write figures; the last writes an outcome a rank."""
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
     if gpu:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if gpu else "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    ranks = ProcessRanks(dist.group.WORLD)
-    found = []
-    for label, shape in (SHAPES if gpu else SMALL_SHAPES).items():
-        local = (*shape[:-1], shape[-1] // size)
-        generator = torch.Generator(device).manual_seed(rank)
-        shard = torch.randn(local, generator=generator, device=device).mul_(0.02).bfloat16()
-        for name in FORMATS:
-            before = ranks.sent_bytes
-            made = quantize_shard(shard, name, parallel="row", group=ranks)
-            sent = ranks.sent_bytes - before
-            same = torch.equal(made.data.view(torch.uint8), gathered(shard, name, ranks))
-            ours = median_seconds(partial(quantize_shard, shard, name, parallel="row", group=ranks), rounds, device)
-            peer = median_seconds(partial(gathered, shard, name, ranks), rounds, device)
-            found.append(
-                {
-                    "weight": label,
-                    "format": name,
-                    "equal": same,
-                    "agree_seconds": ours,
-                    "gather_seconds": peer,
-                    "agree_bytes": sent,
-                    "gather_bytes": shard.nbytes * (size - 1),
-                }
-            )
+    here = Rank(rank, size, 1 if gpu else 4, options.rounds)
+    models = models_for(size)
+    found = {
+        "weights": [line for model in models for line in here.equal_shards(model)],
+        "jobs": [here.job(model, options.layers) for model in models],
+    }
     if rank == 0:
         Path(folder, "figures.json").write_text(json.dumps(found))
     dist.barrier()
-    dist.destroy_process_group()
+    if size > 1:
+        outcome = here.killed(models[0], size - 1)
+        Path(folder, f"killed-{rank}.json").write_text(json.dumps(outcome))
+    os._exit(0)  # the group is broken: tearing it down would wait for the dead rank
+
+
+def show(found: dict[str, list[dict[str, object]]]) -> bool:
+    """Print the table; return whether all is as it must be."""
+    fine = True
+    print(f"{'weight':54} {'format':8} {'agree':>10} {'bytes':>11} {'gather':>10} {'bytes':>14}")
+    for each in found["weights"]:
+        ratio = float(each["gather_seconds"]) / float(each["agree_seconds"])
+        fine &= bool(each["equal"])
+        print(
+            f"{each['weight']!s:54} {each['format']!s:8} {float(each['agree_seconds']) * 1e3:7.2f} ms"
+            f" {each['agree_bytes']:>11,} {float(each['gather_seconds']) * 1e3:7.2f} ms {each['gather_bytes']:>14,}"
+            f" {ratio:6.1f} x  {'equal' if each['equal'] else 'DIFFERENT'}"
+        )
+    for each in found["jobs"]:
+        alone, apart, together = (float(each[f"{word}_seconds"]) for word in ("alone", "apart", "together"))
+        print(
+            f"{each['model']}, {each['layers']} of {each['of']} layers: one rank alone {alone * 1e3:.1f} ms;"
+            f" all at once {apart / alone:.3f} of it (at most {MOST_AT_ONCE}); agreeing {together / apart:.3f} of that"
+            f" (at most {MOST_AGREEING}), {each['sent_bytes']:,} bytes a rank"
+        )
+    for each in found["killed"]:
+        fine &= bool(each["named"]) and float(each["seconds"]) < KILL_TIMEOUT + 10
+        print(f"a rank killed: rank {each['rank']} raised after {float(each['seconds']):.1f} s: {each['text']}")
+    return fine
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     gpus = torch.cuda.device_count()
     parser.add_argument("--ranks", type=int, default=gpus or 2)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    size = options.ranks
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, args=(options.ranks, folder, options.rounds), nprocs=options.ranks)
-        found = json.loads(Path(folder, "figures.json").read_text())
-    print(f"{options.ranks} ranks, {'NCCL' if gpus else 'gloo'}")
-    for each in found:
-        ratio = each["gather_seconds"] / each["agree_seconds"]
-        print(
-            f"{each['weight']:34} {each['format']:9}"
-            f" agree {each['agree_seconds'] * 1e3:8.2f} ms {each['agree_bytes']:>10,} B"
-            f"  gather {each['gather_seconds'] * 1e3:8.2f} ms {each['gather_bytes']:>14,} B"
-            f"  {ratio:.1f} x  {'equal' if each['equal'] else 'DIFFERENT'}"
-        )
+        context = mp.get_context("spawn")
+        processes = [context.Process(target=work, args=(rank, size, folder, options)) for rank in range(size)]
+        for each in processes:
+            each.start()
+        for each in processes:
+            each.join()
+        figures = Path(folder, "figures.json")
+        if not figures.exists():
+            message = "a rank failed before the figures were complete"
+            raise SystemExit(message)
+        found = json.loads(figures.read_text())
+        outcomes = [(rank, Path(folder, f"killed-{rank}.json")) for rank in range(size - 1)]
+        missing = {"seconds": 0.0, "text": "nothing: it hung or died", "named": False}
+        found["killed"] = [
+            {"rank": rank, **(json.loads(path.read_text()) if path.exists() else missing)} for rank, path in outcomes
+        ]
+    print(f"{size} ranks, {'NCCL' if gpus else 'gloo'}")
+    fine = show(found)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
-    if not all(each["equal"] for each in found):
-        message = "the ranks' codes differ from those of the gathered weight"
+    if not fine:
+        message = "codes differ from those of the gathered weight, or a rank was not told which one was killed"
         raise SystemExit(message)
 
 

@@ -308,3 +308,20 @@ def test_quantized_stacks_that_lie_so_are_kept_with_the_reason() -> None:
     decision = plan_model(model, request)["mlp.experts"].decision
     assert decision.why is Why.UNSUPPORTED
     assert "quantized experts are stored as [expert, input, output]" in decision.reason
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("target", TARGETS)
+def test_on_a_gpu(original: nn.Module, family: str, target: str) -> None:
+    model, streamed = copy_of(original, family).cuda(), model_of(family, device="meta")
+    quantize_model(model, request_for(target), write_report=False)
+    with OnlineQuantizer(streamed, request_for(target), device="cuda", write_report=False) as quantizer:
+        quantizer.load_all(original.state_dict().items())
+    for name, result in expected(original, target).items():
+        for each in (model, streamed):
+            for left, right in zip(held(each, name), parts(result), strict=True):
+                assert torch.equal(left.cpu(), raw(right)), name
