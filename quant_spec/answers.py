@@ -81,8 +81,6 @@ class Rows(dict[str, Row]):
         """Return the row of a path that is new."""
         if not self._levels or path[:1] in {"", "."} or len(path) > MAX_KEY or LINE_BREAK in path:
             return self._unknown
-        if self._forgotten != sum(each.forgotten for each in self._levels):
-            self._forget()
         missing = [path]
         above = path.rpartition(".")[0]
         while above and above not in self:
@@ -115,6 +113,8 @@ class Rows(dict[str, Row]):
         return tuple(level.below(position, path) for level, position in zip(self._levels, positions, strict=True))
 
     def _row(self, positions: tuple[Position, ...]) -> Row:
+        if self._forgotten != sum(each.forgotten for each in self._levels):
+            self._forget()
         if len(self._shared) >= MAX_ROWS:
             self._shared.clear()
         found = self._shared[positions] = Row(self, positions)
@@ -166,7 +166,8 @@ class Answers(dict[str, "LayerQuantConfig"]):
         Raises:
             ResolveError: the name is none that a module can have, or its shards or experts disagree.
         """
-        check_instance("prefix", name, str)
+        if type(name) is not str:
+            check_instance("prefix", name, str)
         parent, _, leaf = name.rpartition(".")
         row = self._rows[parent]
         found = row[leaf]
