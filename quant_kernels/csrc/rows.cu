@@ -162,13 +162,20 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kRowThreads) rows_kernel(QK_ARGUMENT WorkList li
 
 namespace {
 
+// Fast kernels of quantized sources are built without measures: the careful ones have them.
+template <class Loader>
+constexpr bool kMeasures = Loader::kPlain || Loader::kCareful;
+
 template <class Loader, int threads, int packs>
 const char* launch(WorkList& list, int64_t stream) {
   constexpr int64_t kRows = kRowThreads / threads;
   const int64_t tiles = number_tiles(list, [](const Item& item) { return item.e * ceil_div(item.n, kRows); });
-  const bool measured = list.items[0].sums != nullptr;
-  return measured ? start(rows_kernel<Loader, threads, packs, true>, tiles, kRowThreads, list, stream)
-                  : start(rows_kernel<Loader, threads, packs, false>, tiles, kRowThreads, list, stream);
+  if constexpr (kMeasures<Loader>) {
+    if (list.items[0].sums != nullptr) {
+      return start(rows_kernel<Loader, threads, packs, true>, tiles, kRowThreads, list, stream);
+    }
+  }
+  return start(rows_kernel<Loader, threads, packs, false>, tiles, kRowThreads, list, stream);
 }
 
 // The shapes by the packs of a row that they hold; the last one reads rows of any length twice.
@@ -205,6 +212,9 @@ int shape_of(const Item& item) {
 // next wider shape than by a launch of their own.
 template <class Loader>
 const char* launch_shapes(const WorkList& list, int64_t stream) {
+  if constexpr (!kMeasures<Loader>) {
+    if (list.items[0].sums != nullptr) return launch_shapes<CarefulLoader<Loader::Values::kElement, 8>>(list, stream);
+  }
   constexpr int64_t kFewElements = 4 << 20;
   int64_t elements[kShapes] = {};
   for (int i = 0; i < list.count; ++i) {
