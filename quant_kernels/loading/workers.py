@@ -18,7 +18,7 @@ from quant_kernels.loading.steps import CopyStep, WeightStep
 from quant_kernels.loading.storage import rows_per_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from quant_kernels.loading.job import Job, Step
@@ -30,6 +30,8 @@ MAX_WORKERS: Final = 4
 MAX_WHOLE_MATRIX_WORKERS: Final = 2
 """Threads of a job with formats that need a whole matrix in memory."""
 _QUEUED: Final = 2
+_BATCH_BYTES: Final = 1 << 20
+_BATCH_STEPS: Final = 32
 
 
 def worker_count(job: Job) -> int:
@@ -82,16 +84,16 @@ class Workers:
         Raises:
             LoadError, OSError: of the first step that failed; no step is running any more.
         """
-        waiting = deque(steps)
-        running: dict[Future[Converted | None], Step] = {}
+        waiting = deque(_batches(steps))
+        running: dict[Future[list[Converted | None]], list[Step]] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < self._count * _QUEUED:
-                    step = waiting.popleft()
-                    running[self._executor.submit(self._carry_out, step, sink, offsets)] = step
+                    batch = waiting.popleft()
+                    running[self._executor.submit(self._carry_out, batch, sink, offsets)] = batch
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield running.pop(future), future.result()
+                    yield from zip(running.pop(future), future.result(), strict=True)
         finally:
             if running:
                 # Left before the end: whatever the reason, nothing more comes of these steps.
@@ -101,9 +103,27 @@ class Workers:
                 wait(running)
                 self._stop.clear()
 
-    def _carry_out(self, step: Step, sink: Sink, offsets: Mapping[str, int]) -> Converted | None:
+    def _carry_out(self, batch: Sequence[Step], sink: Sink, offsets: Mapping[str, int]) -> list[Converted | None]:
         transfer: Transfer = self._own.transfer
-        if isinstance(step, CopyStep):
-            transfer.copy(step.tensor, sink, offsets[step.name])
-            return None
-        return transfer.convert(step, sink, offsets)
+        found: list[Converted | None] = []
+        for step in batch:
+            if isinstance(step, CopyStep):
+                transfer.copy(step.tensor, sink, offsets[step.name])
+                found.append(None)
+            else:
+                found.append(transfer.convert(step, sink, offsets))
+        return found
+
+
+def _batches(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Yield the steps in order, small ones together: handing one to a thread takes longer than converting it."""
+    batch: list[Step] = []
+    nbytes = 0
+    for step in steps:
+        batch.append(step)
+        nbytes += step.nbytes
+        if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_STEPS:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch

@@ -1,11 +1,15 @@
 """The checkpoint job against copying the same file, its memory, and `quant-spec plan` on 150,000 tensors.
 
-    python tests/benchmarks/bench_checkpoint.py [--model DIR] [--json FILE] [--rounds N]
+    python tests/benchmarks/bench_checkpoint.py [--model DIR] [--json FILE] [--rounds N] [--large]
 
 Without `--model`, the demo's SmolLM2-135M-Instruct if it has been built, else random weights of the same shapes.
 Copying reads and writes every tensor with the reader and writer of the job itself; both are timed in turn, in one
 process, on files in the page cache. Limits: conversion at most 3 x copying; peak memory at most that of the imports
 plus 3 x the largest tensor; the plan under 2 seconds, process start included.
+
+With `--large` also the peak memory of jobs of 1 and 8 GB, which must be the same, and those of 10,000 and
+100,000 tensors in 100 and 1,000 files, whose difference is what a tensor takes in the job. The sources are holes; outputs
+take 2.3 GB of disk.
 """
 
 from __future__ import annotations
@@ -112,9 +116,9 @@ def conversion(model: Path, scratch: Path, rounds: int) -> dict[str, float]:
     }
 
 
-def memory(model: Path, scratch: Path) -> dict[str, float]:
+def memory(model: Path, scratch: Path, request: object = RECIPE) -> dict[str, float]:
     """Measure the peak of a fresh process beyond its imports, in largest tensors."""
-    command = [sys.executable, "-c", PEAK, str(model), json.dumps(RECIPE), str(scratch / "peak")]
+    command = [sys.executable, "-c", PEAK, str(model), json.dumps(request), str(scratch / "peak")]
     before, after = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     largest = max(tensor.nbytes for tensor in open_folder(model).tensors.values())
     return {
@@ -158,6 +162,48 @@ def large_index(folder: Path, shards: int = 1000, tensors: int = 150_000) -> Pat
     return folder
 
 
+def holes(folder: Path, gigabytes: int) -> Path:
+    """Write a checkpoint of [4096, 4096] bf16 weights, a file a gigabyte, whose data are holes."""
+    folder.mkdir()
+    weight_map = {}
+    size = 4096 * 4096 * 2
+    for shard in range(gigabytes):
+        file = f"model-{shard + 1:05d}-of-{gigabytes:05d}.safetensors"
+        names = [f"model.layers.{32 * shard + layer}.mlp.up_proj.weight" for layer in range((1 << 30) // size)]
+        header = {
+            name: {"dtype": "BF16", "shape": [4096, 4096], "data_offsets": [at * size, (at + 1) * size]}
+            for at, name in enumerate(names)
+        }
+        text = json.dumps(header).encode()
+        with (folder / file).open("wb") as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            stream.truncate(8 + len(text) + size * len(names))
+        weight_map |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+def large(scratch: Path) -> dict[str, float]:
+    """Measure the peak memory of large jobs beyond the imports, in bytes, and the seconds that they take."""
+    found: dict[str, float] = {}
+    makers = {
+        "1 GB": lambda folder: holes(folder, 1),
+        "8 GB": lambda folder: holes(folder, 8),
+        "10,000 tensors": lambda folder: large_index(folder, shards=100, tensors=10_000),
+        "100,000 tensors": lambda folder: large_index(folder, shards=1000, tensors=100_000),
+    }
+    for number, (name, make) in enumerate(makers.items()):
+        with tempfile.TemporaryDirectory(dir=scratch) as place:
+            model = make(Path(place, f"model{number}"))
+            started = time.perf_counter()
+            found[f"{name}: extra_bytes"] = memory(model, Path(place), request={"global_quant_config": "mxfp4"})[
+                "extra_bytes"
+            ]
+            found[f"{name}: seconds"] = time.perf_counter() - started
+    return found
+
+
 def plan_seconds(folder: Path, rounds: int) -> dict[str, float]:
     """Time `quant-spec plan` as a process."""
     request = json.dumps({**RECIPE, "layer_quant_config": {"*.experts": "mxfp4"}})
@@ -187,6 +233,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="checkpoint folder")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--large", action="store_true", help="jobs of 8 GB and of 100,000 tensors too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -195,6 +242,7 @@ def main() -> None:
         figures |= conversion(model, scratch, given.rounds)
         figures |= memory(model, scratch)
         figures |= plan_seconds(large_index(scratch / "large"), given.rounds)
+        sizes = large(scratch) if given.large else {}
     print(f"copy        {figures['copy_seconds']:.3f} s")
     print(f"conversion  {figures['job_seconds']:.3f} s, {figures['ratio']:.2f} x the copy (limit 3)")
     print(f"peak memory imports + {figures['extra_in_largest']:.2f} x the largest tensor (limit 3)")
@@ -202,6 +250,9 @@ def main() -> None:
         f"plan        {figures['plan_seconds']:.2f} s for 150,000 tensors in 1,000 files (limit 2), "
         f"{figures['plan_processor_seconds']:.2f} s of processor time"
     )
+    for name, value in sizes.items():
+        print(f"{name:28} {value / (1 << 20):.1f} MiB" if name.endswith("bytes") else f"{name:28} {value:.1f} s")
+    figures |= sizes
     if given.json:
         given.json.write_text(json.dumps(figures, indent=2) + "\n")
 

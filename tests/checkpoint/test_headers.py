@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +86,12 @@ def test_bad_header_is_refused_by_name(tmp_path: Path, header: object, data: byt
 
 @pytest.mark.parametrize(
     ("length", "message"),
-    [(MAX_HEADER_BYTES + 1, "at most 100000000"), (2**63, "at most"), (500, "truncated: a header of 500 bytes")],
+    [
+        (MAX_HEADER_BYTES + 1, "at most 100000000"),
+        (2**40, "at most 100000000"),
+        (2**63, "at most"),
+        (500, "truncated: a header of 500 bytes"),
+    ],
 )
 def test_header_length_is_checked_before_it_is_read(tmp_path: Path, length: int, message: str) -> None:
     path = raw_file(tmp_path / NAME, {"a": entry(0, 8)}, b"12345678", length=length)
@@ -133,6 +139,22 @@ def outside_link(folder: Path) -> None:
     file.symlink_to(folder.parent / "elsewhere.safetensors")
 
 
+def swapped(folder: Path) -> None:
+    one, two = folder / "model-00001-of-00003.safetensors", folder / "model-00002-of-00003.safetensors"
+    one.rename(folder / "x")
+    two.rename(one)
+    (folder / "x").rename(two)
+
+
+def emptied(folder: Path) -> None:
+    (folder / "model-00002-of-00003.safetensors").write_bytes(b"")
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model-00003-of-00003.safetensors"
+    os.truncate(path, path.stat().st_size - 1)
+
+
 BAD_FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "missing shard",
@@ -149,6 +171,9 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
     ("index is no JSON", lambda d: (d / "model.safetensors.index.json").write_text("{"), "no valid JSON"),
     ("index is a list", lambda d: (d / "model.safetensors.index.json").write_text("[]"), "a JSON object is required"),
     ("no weight_map", lambda d: (d / "model.safetensors.index.json").write_text("{}"), "weight_map must be an object"),
+    ("shards swapped", swapped, "should be in model-0000"),
+    ("empty shard", emptied, "model-00002-of-00003.safetensors: 0 bytes are no safetensors file"),
+    ("truncated shard", cut, "model-00003-of-00003.safetensors: tensor"),
     ("duplicate", duplicate, "is stored twice: in model-0000"),
     ("no config", lambda d: (d / "config.json").unlink(), "config.json: missing"),
 ]

@@ -139,11 +139,15 @@ def _die(_: str) -> None:
 
 def killed_child(model: Path, output: Path, at: int, after: bool) -> None:  # noqa: FBT001  (crosses to a process)
     """Run the job and kill this process at the `at`-th call; −1: whoever started it does."""
-    if at < 0:
-        quantize(model, output)
-    else:
-        with Calls(at, _die, names=(*CHANGES, *REMOVALS), after=after):
+    try:
+        if at < 0:
             quantize(model, output)
+        else:
+            with Calls(at, _die, names=(*CHANGES, *REMOVALS), after=after):
+                quantize(model, output)
+    except LoadError as error:
+        # Whoever started it judges the exit code, by what is there.
+        raise SystemExit(1 if "exists" in str(error) else 2) from error
 
 
 @attrs.frozen
@@ -169,7 +173,9 @@ def kill_and_resume(model: Path, output: Path, kills: Sequence[Kill], expected: 
             child.kill()
         child.join()
         hit += child.exitcode == -signal.SIGKILL
-        if child.exitcode not in {0, -signal.SIGKILL} and (partial.exists() or not output.exists()):
+        if child.exitcode not in {0, 1, -signal.SIGKILL} or (
+            child.exitcode == 1 and (partial.exists() or not output.exists())
+        ):
             return hit, f"{told}: exit code {child.exitcode}"
         if output.exists() and contents(output) != expected:
             return hit, f"{told}: something unfinished stands under the final name"
