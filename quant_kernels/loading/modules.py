@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from quant_kernels.loading.inventory import EXPERTS, is_embedding
+from quant_spec import LoadError
 from quant_spec.decision import ModuleKind
 
 if TYPE_CHECKING:
@@ -272,6 +273,8 @@ def container_of(name: str) -> str:
 def _layer(
     name: str, kind: ModuleKind, class_name: str, slots: list[WeightSlot], holder: nn.Module | None
 ) -> LayerView:
+    for slot in slots:
+        _check_plain(slot)
     stacks = [slot for slot in slots if slot.role != "weight"]
     if _shapes_are_transposed(stacks):
         slots = [_turned(slot) if slot.role != "weight" else slot for slot in slots]
@@ -283,6 +286,22 @@ def _layer(
         message = f"{name}.expert_ids: {len(ids)} indices for {stacks[0].shape[0]} local experts"
         raise ValueError(message)
     return LayerView(name, kind, class_name, tuple(slots), expert_ids=ids, module=holder)
+
+
+def _check_plain(slot: WeightSlot) -> None:
+    """Refuse a parameter that stands for pieces on several devices.
+
+    Raises:
+        LoadError: it is a DTensor.
+    """
+    if not hasattr(slot.tensor, "placements"):
+        return
+    placements = ", ".join(map(repr, getattr(slot.tensor, "placements", ())))
+    message = (
+        f"{slot.name}: a {type(slot.tensor).__name__} ({placements}); allowed: plain tensors. Put its local tensor"
+        " (`to_local()`) in its place, and pass group= and parallel="
+    )
+    raise LoadError(message)
 
 
 def _expert_ids(module: nn.Module | None) -> tuple[int, ...] | None:

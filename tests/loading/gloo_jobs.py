@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
-from quant_kernels import quantize, quantize_model, quantize_shard
+from quant_kernels import OnlineQuantizer, quantize, quantize_model, quantize_shard
 from quant_kernels.loading.distributed import as_ranks
+from quant_spec import LoadError
 
 TIMEOUT = 5.0
 
@@ -71,7 +73,27 @@ def other_config(rank: int, size: int) -> None:
     )
 
 
-WORK = {each.__name__: each for each in (shards_equal, models_equal, other_config)}
+def dtensors_refused(rank: int, size: int) -> None:
+    """A model whose parameters are DTensors is refused by name, whether it holds values or is to be loaded."""
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
+    for device in ("cpu", "meta"):
+        model = block(rank, size).to(device)
+        model.up_proj.weight = nn.Parameter(DTensor.from_local(model.up_proj.weight.data, mesh, [Shard(0)]))
+        try:
+            if device == "cpu":
+                quantize_model(model, {"global_quant_config": "ptpc_fp8"}, group=mesh, write_report=False)
+            else:
+                OnlineQuantizer(model, {"global_quant_config": "ptpc_fp8"}, group=mesh, write_report=False)
+        except LoadError as error:
+            assert "up_proj.weight: a DTensor (Shard(dim=0))" in str(error), error  # noqa: PT017
+            assert "to_local()" in str(error)  # noqa: PT017
+        else:
+            message = "a DTensor was taken"
+            raise AssertionError(message)
+        assert model.down_proj.weight.dtype is torch.bfloat16
+
+
+WORK = {each.__name__: each for each in (shards_equal, models_equal, dtensors_refused, other_config)}
 
 
 def process(rank: int, size: int, folder: str, jobs: list[str]) -> None:

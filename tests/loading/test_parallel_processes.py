@@ -32,8 +32,9 @@ def run(size: int, folder: Path, *jobs: str) -> dict[tuple[str, int], tuple[floa
 
 
 def test_shards_and_models_of_four_processes(tmp_path: Path) -> None:
-    found = run(4, tmp_path, "shards_equal", "models_equal", "other_config")
+    found = run(4, tmp_path, "shards_equal", "models_equal", "dtensors_refused", "other_config")
     for rank in range(4):
         assert found["shards_equal", rank][1] == "well"
         assert found["models_equal", rank][1] == "well"
+        assert found["dtensors_refused", rank][1] == "well"
         assert "has another config or other options" in found["other_config", rank][1]
