@@ -12,17 +12,16 @@ from command_line import PROGRAM, RECIPE, REQUEST, Shell
 
 from quant_kernels.commands.console import ExitCode
 from quant_kernels.commands.streams import LastingFile
+from quant_spec.report import QuantReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 COMMANDS = {
     "help": "quant-spec --help",
-    "validate": f"quant-spec validate '{RECIPE}'",
     "resolve": f"echo model.layers.0.mlp.up_proj | quant-spec resolve '{RECIPE}'",
     "plan": f"quant-spec plan model {REQUEST} '{RECIPE}'",
     "plan --json": f"quant-spec plan model {REQUEST} '{RECIPE}' --json",
-    "explain": f"quant-spec explain model lm_head {REQUEST} '{RECIPE}'",
 }
 every_command = pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
 
@@ -70,13 +69,12 @@ def test_job_goes_on_when_nobody_reads_its_progress(shell: Shell, model: Path, t
     assert len(list(tmp_path.glob("online_quant_info_*.json"))) == 1
 
 
-def test_files_do_not_get_the_numbers_of_closed_streams(shell: Shell, model: Path, tmp_path: Path) -> None:
-    done = shell(f"quant-spec quantize {model} {REQUEST} '{RECIPE}' --output out <&- >&- 2>&-")
-    assert done.returncode == 0
-    plain = shell(f"quant-spec quantize {model} {REQUEST} '{RECIPE}' --output plain --quiet")
-    assert plain.returncode == 0, plain.stderr
-    for path in (tmp_path / "plain").iterdir():
-        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+def test_files_do_not_get_the_numbers_of_closed_streams(shell: Shell, tmp_path: Path) -> None:
+    report = QuantReport(model="m", online_quant_config={}, elapsed_seconds=1.0, layers=(), warnings=("look",))
+    path = report.write(tmp_path)
+    assert shell(f"quant-spec report {path.name} --html page.html <&- >&- 2>&-").returncode == 0
+    assert shell(f"quant-spec report {path.name} --html other.html --quiet").stderr == "warning: look\n"
+    assert (tmp_path / "page.html").read_bytes() == (tmp_path / "other.html").read_bytes()
 
 
 def test_lasting_file_keeps_the_first_error(tmp_path: Path) -> None:
