@@ -52,8 +52,12 @@ def encoded_weight(
     return Encoded(data, scale, second_scale, (block[0], block[1]), (0, 0), (data.shape[0], columns))
 
 
-def _output_shape(x: Tensor, weight: Encoded, bias: Tensor | None, activation: str) -> tuple[int, ...]:
-    """Return the shape of the product after a check of its operands."""
+def output_shape(x: Tensor, weight: Encoded, bias: Tensor | None, activation: str) -> tuple[int, ...]:
+    """Return the shape of the product of operands that fit.
+
+    Raises:
+        KernelInputError: they do not.
+    """
     n, k = weight.shape
     if x.dim() < 1 or x.shape[-1] != k:
         raise KernelInputError("x", f"shape {list(x.shape)}", f"[.., {k}], the weight's input side")
@@ -75,7 +79,7 @@ def _linear(
     activation: str = "",
 ) -> Tensor:
     weight = encoded_weight(data, scale, second_scale, block, element)
-    out = x.new_empty(_output_shape(x, weight, bias, activation))
+    out = x.new_empty(output_shape(x, weight, bias, activation))
     run_linear(x, weight, bias, activation, out)
     return out
 
@@ -93,7 +97,7 @@ def _linear_out(  # noqa: PLR0913
     out: Tensor,
 ) -> None:
     weight = encoded_weight(data, scale, second_scale, block, element)
-    shape = _output_shape(x, weight, bias, activation)
+    shape = output_shape(x, weight, bias, activation)
     if tuple(out.shape) != shape or out.dtype is not x.dtype:
         raise KernelInputError("out", f"{out.dtype} {list(out.shape)}", f"{x.dtype} {list(shape)}")
     run_linear(x, weight, bias, activation, out)
@@ -110,7 +114,7 @@ def _linear_fake(
     activation: str = "",
 ) -> Tensor:
     weight = encoded_weight(data, scale, second_scale, block, element)
-    return x.new_empty(_output_shape(x, weight, bias, activation))
+    return x.new_empty(output_shape(x, weight, bias, activation))
 
 
 def _fake_nothing(*_arguments: object, **_options: object) -> None:

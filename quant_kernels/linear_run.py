@@ -16,8 +16,8 @@ from quant_kernels.library import native_on
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TILE_BYTES: Final = {"cpu": 4 << 20}
-_GPU_TILE_BYTES: Final = 32 << 20  # a dequantized tile is read back from the cache of the GPU
+# A dequantized tile is read back from a GPU's cache; on a CPU every tile costs two more meetings of all threads.
+_TILE_BYTES: Final = 32 << 20
 _ROW_STEP: Final = 128
 # What the kernel does with an activation; the same numbers as `enum Activation` of csrc/linear.h.
 _KERNEL_ACTIVATIONS: Final = {"": 0, PER_TOKEN: 1, MXFP8: 2, MXFP4: 3}
@@ -32,8 +32,7 @@ def weight_tiles(weight: Encoded, dtype: torch.dtype) -> Iterator[tuple[slice, T
     n, k = weight.shape
     if not n:
         return
-    allowed = _TILE_BYTES.get(weight.data.device.type, _GPU_TILE_BYTES)
-    step = max(1, allowed // max(1, k * dtype.itemsize))
+    step = max(1, _TILE_BYTES // max(1, k * dtype.itemsize))
     if weight.block[0] < n:
         unit = max(_ROW_STEP, weight.block[0])
         step = max(weight.block[0], step // unit * unit)

@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from quant_kernels import linear_ops as _linear_ops  # noqa: F401  (registers the operators)
 from quant_kernels.activations import activation_word
-from quant_kernels.checks import WEIGHT_DTYPES, KernelInputError, check_device, check_disjoint, check_dtype
+from quant_kernels.checks import (
+    WEIGHT_DTYPES,
+    KernelInputError,
+    check_device,
+    check_disjoint,
+    check_dtype,
+    check_output,
+)
 from quant_kernels.encodings import encode_source
+from quant_kernels.linear_ops import output_shape
+from quant_kernels.linear_run import run_linear
 
 if TYPE_CHECKING:
     from quant_kernels.quantized import QuantizedTensor
@@ -51,21 +60,29 @@ def linear(
     if bias is not None:
         check_dtype("bias", bias, WEIGHT_DTYPES)
         check_device("bias", bias, x.device)
-    arguments = (
-        x,
-        encoded.data,
-        encoded.scale,
-        encoded.second,
-        list(encoded.block),
-        _ELEMENTS[encoded.data.dtype],
-        bias,
-        activation_word(activation),
-    )
-    if out is None:
-        product: Tensor = torch.ops.quant_kernels.linear.default(*arguments)
-        return product
-    check_device("out", out, x.device)
-    read = {"x": x, "weight.data": weight.data, "weight.scale": weight.scale}
-    check_disjoint({"out": out}, read if bias is None else {**read, "bias": bias})
-    torch.ops.quant_kernels.linear.out(*arguments, out=out)
-    return out
+    word = activation_word(activation)
+    if out is not None:
+        check_device("out", out, x.device)
+        read = {"x": x, "weight.data": weight.data, "weight.scale": weight.scale}
+        check_disjoint({"out": out}, read if bias is None else {**read, "bias": bias})
+    if _is_plain(x, bias):
+        shape = output_shape(x, encoded, bias, word)
+        if out is None:
+            out = x.new_empty(shape)
+        else:
+            check_output("out", out, shape, (x.dtype,))
+        run_linear(x, encoded, bias, word, out)
+        return out
+    codes = (encoded.data, encoded.scale, encoded.second, list(encoded.block), _ELEMENTS[encoded.data.dtype])
+    if out is not None:
+        torch.ops.quant_kernels.linear.out(x, *codes, bias, word, out=out)
+        return out
+    product: Tensor = torch.ops.quant_kernels.linear.default(x, *codes, bias, word)
+    return product
+
+
+def _is_plain(x: Tensor, bias: Tensor | None) -> bool:
+    """Tell whether the product needs no operator: it is neither traced nor differentiated. An operator costs time."""
+    if torch.compiler.is_compiling() or type(x) not in {Tensor, Parameter}:
+        return False
+    return not (torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)))

@@ -254,10 +254,7 @@ QK_DEVICE void make_x_ready(const LinearJob& job, int valid, int columns, uint8_
   }
 }
 
-// How a block gets x: as it is, to be multiplied as it is or quantized first; or ready, from the launch before.
-enum Source { kPlainX, kQuantizedX, kReadyX };
-
-template <WeightFormat format, int tiles, Source source_of_x>
+template <WeightFormat format, int tiles, bool quantized>
 QK_GLOBAL void __launch_bounds__(kThreads, 2) linear_kernel(QK_ARGUMENT LinearJob job) {
   extern __shared__ uint4 shared_words[];
   uint8_t* shared = reinterpret_cast<uint8_t*>(shared_words);
@@ -299,11 +296,8 @@ QK_GLOBAL void __launch_bounds__(kThreads, 2) linear_kernel(QK_ARGUMENT LinearJo
     }
     copies_end();
   };
-  constexpr bool ready = source_of_x == kReadyX, quantized = source_of_x == kQuantizedX;
-  if constexpr (!ready) {
-    let_next_begin();
-    wait_for_previous();
-  }
+  let_next_begin();
+  wait_for_previous();
   // What the end needs: the row of the weight that this thread writes results of. All of this is asked for before the
   // weight: behind that, any load takes long.
   const int rows = kWarpRows * row_groups >> split_shift, row = rank * rows + (thread_index() & (rows - 1));
@@ -320,11 +314,9 @@ QK_GLOBAL void __launch_bounds__(kThreads, 2) linear_kernel(QK_ARGUMENT LinearJo
   const int columns = slice_chunks * kElements<format>;
   const int64_t left = job.k - int64_t{slice.begin} * kElements<format>;
   const int valid = left < columns ? static_cast<int>(left) : columns;
-  if constexpr (!ready) {
-    ask_for_x(static_cast<const uint16_t*>(job.x) + int64_t{slice.begin} * kElements<format>, job.x_stride, job.m, valid, x, shape.x_stride);
-    if (thread_index() < job.m) amax[thread_index()] = 0;
-    if (quantized && job.activation == kPerTokenFp8 && splits > 1) cluster_arrive();
-  }
+  ask_for_x(static_cast<const uint16_t*>(job.x) + int64_t{slice.begin} * kElements<format>, job.x_stride, job.m, valid, x, shape.x_stride);
+  if (thread_index() < job.m) amax[thread_index()] = 0;
+  if (quantized && job.activation == kPerTokenFp8 && splits > 1) cluster_arrive();
   copies_end();
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) copy_chunk(i, i);
@@ -333,16 +325,7 @@ QK_GLOBAL void __launch_bounds__(kThreads, 2) linear_kernel(QK_ARGUMENT LinearJo
   if constexpr (format != kRowFp8) {
     convert_scales(scale_bytes, shape.byte_stride, scales, shape.scale_stride, kWarpRows * row_groups, scale_words);
   }
-  if constexpr (ready) {
-    // All before the first of the two launches has ended, so that the weight could be read; x comes from it.
-    wait_for_previous();
-    ask_for_x(job.ready_x + int64_t{slice.begin} * kElements<format>, job.ready_stride, job.m, columns, x, shape.x_stride);
-    copies_end();
-    if (thread_index() < job.m) factors[thread_index()] = job.factors[thread_index()];
-    wait_for_copies<0>();
-  } else {
-    make_x_ready<format, quantized>(job, valid, columns, shared + shape.ring_bytes, shape.x_stride, amax, factors);
-  }
+  make_x_ready<format, quantized>(job, valid, columns, shared + shape.ring_bytes, shape.x_stride, amax, factors);
   barrier();
 
   // Rows of x that this lane reads; what is multiplied with the last one again is not used.
@@ -418,7 +401,7 @@ int multiprocessors() {
 }
 
 // Devices on which a kernel may already use all shared memory, one bit each.
-template <WeightFormat format, int tiles, Source source>
+template <WeightFormat format, int tiles, bool quantized>
 std::atomic<uint64_t> allowed{0};
 
 const char* allow_shared(const void* kernel, std::atomic<uint64_t>& devices) {
@@ -456,7 +439,7 @@ float cost(const LinearJob& job) {
   const float crowd = std::max(1.0f, blocks / (static_cast<float>(multiprocessors()) * rounds));
   const float x = costs.x * static_cast<float>(job.m) * slice * kElements<format> / 2048.0f;
   const float chunk = costs.chunk * std::ceil(slice * static_cast<float>(job.row_groups) / kWarps) * (tiles > 1 ? costs.two_tiles : 1.0f);
-  const float scales = costs.scales * static_cast<float>(shape.scale_bytes) / 1024.0f;
+  const float scales = costs.scales * static_cast<float>(shape.scale_bytes + kWarpRows * job.row_groups * shape.byte_stride) / 1024.0f;
   const float cluster = job.splits > 1 ? costs.cluster + costs.doubling * std::log2(static_cast<float>(job.splits)) : 0.0f;
   return costs.launch + cluster + rounds * (costs.round + x * std::pow(crowd, costs.crowd_x) + chunk * std::pow(crowd, costs.crowd_chunk) + scales);
 }
@@ -483,21 +466,25 @@ bool choose(LinearJob& job) {
   return least >= 0.0f;
 }
 
-// Start a kernel which waits itself for what precedes it: it may be brought to the device before that has ended.
-const char* start(void (*kernel)(LinearJob), int64_t blocks, int threads, int shared, int cluster, const LinearJob& job, int64_t stream) {
+template <WeightFormat format, int tiles, bool quantized>
+const char* launch_product(const LinearJob& job, int64_t stream) {
+  const auto kernel = linear_kernel<format, tiles, quantized>;
+  if (const char* error = allow_shared(reinterpret_cast<const void*>(kernel), allowed<format, tiles, quantized>)) return error;
+  const int64_t blocks = pieces(job.n, kWarpRows * job.row_groups) * job.splits;
   if (blocks > 0x7fffffff) return "the weight has too many rows";
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shape_of_job<format, tiles>(job).total);
   config.stream = reinterpret_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2];
   config.attrs = attributes;
+  // The kernel waits itself for what precedes it: it may be brought to the device before that has ended.
   attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  if (cluster > 1) {
+  if (job.splits > 1) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(job.splits);
     attributes[config.numAttrs].val.clusterDim.y = 1;
     attributes[config.numAttrs++].val.clusterDim.z = 1;
   }
@@ -505,27 +492,12 @@ const char* start(void (*kernel)(LinearJob), int64_t blocks, int threads, int sh
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-template <WeightFormat format, int tiles, Source source>
-const char* launch_product(const LinearJob& job, int64_t stream) {
-  const auto kernel = linear_kernel<format, tiles, source>;
-  if (const char* error = allow_shared(reinterpret_cast<const void*>(kernel), allowed<format, tiles, source>)) return error;
-  const int64_t blocks = pieces(job.n, kWarpRows * job.row_groups) * job.splits;
-  return start(kernel, blocks, kThreads, shape_of_job<format, tiles>(job).total, job.splits, job, stream);
-}
-
 template <WeightFormat format, int tiles>
 const char* launch_linear(LinearJob job, int64_t stream) {
   job.chunks = static_cast<int32_t>(pieces(job.k, kElements<format>));
   if (!choose<format, tiles>(job)) return "the input side is too long";
-  if (job.activation == kAsIs) return launch_product<format, tiles, kPlainX>(job, stream);
-  if constexpr (tiles == 1) {
-    return launch_product<format, tiles, kQuantizedX>(job, stream);
-  } else {
-    // To quantize so many rows in every block would take longer than a launch.
-    job.ready_stride = job.chunks * int64_t{kElements<format>};
-    if (const char* error = start(linear_x_kernel, job.m, kReadyThreads, 0, 1, job, stream)) return error;
-    return launch_product<format, tiles, kReadyX>(job, stream);
-  }
+  if (job.activation == kAsIs) return launch_product<format, tiles, false>(job, stream);
+  return launch_product<format, tiles, true>(job, stream);
 }
 
 template <WeightFormat format>
@@ -546,10 +518,9 @@ int64_t linear_tokens() {
   return able ? kMostTokens : 0;
 }
 
-const char* linear_on_device(const LinearJob& given, void* workspace, int64_t stream) {
-  LinearJob job = given;
-  job.factors = static_cast<float*>(workspace);
-  job.ready_x = reinterpret_cast<uint16_t*>(job.factors + kMostTokens);
+int64_t linear_workspace(const LinearJob&) { return 0; }
+
+const char* linear_on_device(const LinearJob& job, void*, int64_t stream) {
   switch (job.format) {
     case kRowFp8: return launch_format<kRowFp8>(job, stream);
     case kGroupFp8: return launch_format<kGroupFp8>(job, stream);
@@ -561,6 +532,8 @@ const char* linear_on_device(const LinearJob& given, void* workspace, int64_t st
 #elif defined(QK_LAUNCHERS)
 
 int64_t linear_tokens() { return kPlainTokens; }
+
+int64_t linear_workspace(const LinearJob& job) { return 4 * kPlainTokens + 2 * job.m * job.k; }
 
 #if defined(QK_EMULATE)
 
@@ -585,9 +558,8 @@ const char* start(void (*kernel)(LinearJob), int64_t blocks, int threads, const 
 const char* linear_on_device(const LinearJob& given, void* workspace, int64_t stream) {
   LinearJob job = given;
   job.factors = static_cast<float*>(workspace);
-  job.ready_x = reinterpret_cast<uint16_t*>(job.factors + kMostTokens);
-  job.ready_stride = job.k;
-  if (const char* error = start(linear_x_kernel, job.m, kReadyThreads, job, stream)) return error;
+  job.ready_x = reinterpret_cast<uint16_t*>(job.factors + kPlainTokens);
+  if (const char* error = start(linear_x_kernel, job.m, kPlainThreads, job, stream)) return error;
   const int64_t blocks = ceil_div(job.n, kPlainRows);
   switch (job.format) {
     case kRowFp8: return start(plain_linear_kernel<kRowFp8>, blocks, kPlainThreads, job, stream);

@@ -29,10 +29,9 @@ struct LinearJob {
   int32_t row_groups;    // groups of rows of w that one block works on: 1, 2, 4 or 8
   int32_t splits;        // blocks that share the input side: 1, 2, 4 or 8
   int32_t chunks;        // pieces of the input side, 128 bytes of codes each; filled by the launcher
-  // Where x is made ready by a launch of its own: f16 [m, ready_stride], which is k rounded up to whole chunks; and [m].
+  // Without matrix units x is made ready by a launch of its own: f16 [m, k], and [m].
   uint16_t* ready_x;
   float* factors;
-  int64_t ready_stride;
 };
 
 constexpr int64_t kLongestInput = 28672;  // elements: what the shared memory of eight blocks holds of 16 rows of x
@@ -42,7 +41,7 @@ constexpr int kPlainTokens = 8;  // the same without matrix units
 int64_t linear_tokens();
 
 // Bytes that a job needs beside its operands.
-constexpr int64_t linear_workspace(const LinearJob& job) { return 4 * kMostTokens + 2 * job.m * ((job.k + 255) / 256 * 256); }
+int64_t linear_workspace(const LinearJob& job);
 
 // Launch the product on `stream`; nullptr, or what went wrong. `workspace` is 16-byte aligned.
 const char* linear_on_device(const LinearJob& job, void* workspace, int64_t stream);

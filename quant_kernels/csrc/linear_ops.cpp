@@ -72,8 +72,9 @@ bool linear(Tensor x, Tensor data, Tensor scale, std::optional<Tensor> bias, Ten
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   if (x.size(0) > linear_tokens()) return false;  // beyond, dequantizing the weight once is quicker
   job.m = static_cast<int32_t>(x.size(0));
-  const Tensor workspace = torch::stable::new_empty(x, {linear_workspace(job)}, ScalarType::Byte);
-  const char* error = linear_on_device(job, workspace.data_ptr(), stream);
+  std::optional<Tensor> workspace;
+  if (const int64_t bytes = linear_workspace(job)) workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
+  const char* error = linear_on_device(job, workspace.has_value() ? workspace->data_ptr() : nullptr, stream);
   STD_TORCH_CHECK(error == nullptr, "kernel launch failed: ", error);
   return true;
 }

@@ -13,6 +13,31 @@ namespace qk {
 
 constexpr int kPlainThreads = 256, kPlainRows = kPlainThreads / 32;
 
+// The launch that makes x ready, one row a block.
+QK_GLOBAL void QK_LAUNCH_BOUNDS(kPlainThreads) linear_x_kernel(QK_ARGUMENT LinearJob job) {
+  QK_SHARED uint32_t of_waves[kPlainThreads / 32];
+  const int64_t row = block_index();
+  const uint16_t* x = static_cast<const uint16_t*>(job.x) + row * job.x_stride;
+  uint32_t amax = 0;
+  for (int64_t k = 8 * thread_index(); k < job.k; k += 8 * kPlainThreads) {
+    amax = max_halves(amax, greatest_of(*reinterpret_cast<const Words4*>(x + k)));
+  }
+  amax = greatest_of_lanes(amax);
+  if (thread_index() % 32 == 0) of_waves[thread_index() / 32] = amax;
+  barrier();
+  for (int i = 0; i < kPlainThreads / 32; ++i) amax = max_u32(amax, of_waves[i]);
+  const RowOfX<true> rounder(job, amax);
+  if (thread_index() == 0) job.factors[row] = rounder.factor;
+  uint16_t* ready = job.ready_x + row * job.k;
+  for (int64_t first = 0; first < job.k; first += 8 * kPlainThreads) {
+    const int64_t k = first + 8 * thread_index();
+    Words4 words{};
+    if (k < job.k) words = *reinterpret_cast<const Words4*>(x + k);
+    words = rounder.ready(words);
+    if (k < job.k) store_ready(ready, k, job.format, words);
+  }
+}
+
 // Codes of one lane, as fp32.
 template <WeightFormat format, int count>
 QK_DEVICE void decode_codes(float (&values)[count], const uint8_t* codes) {
@@ -42,7 +67,7 @@ QK_GLOBAL void QK_LAUNCH_BOUNDS(kPlainThreads) plain_linear_kernel(QK_ARGUMENT L
     if constexpr (format != kRowFp8) scale = decode_e8m0(static_cast<const uint8_t*>(job.scale)[row * job.scale_stride + k / 32]);
     for (int token = 0; token < kPlainTokens; ++token) {
       if (token >= job.m) break;
-      const uint16_t* x = job.ready_x + token * job.ready_stride + k;
+      const uint16_t* x = job.ready_x + token * job.k + k;
       float part = 0.0f;
       for (int i = 0; i < kCodes; i += 8) {
         const Words4 words = *reinterpret_cast<const Words4*>(x + i);

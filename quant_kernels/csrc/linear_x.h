@@ -4,7 +4,7 @@
 // [2^14, 2^15): what f16 cannot hold of a 16-bit float then is below 2^-39 of the row's greatest value.
 #pragma once
 
-#include "device_source.h"
+#include "encode.h"
 #include "linear.h"
 #include "packed.h"
 
@@ -13,8 +13,6 @@
 #endif
 
 namespace qk {
-
-constexpr int kReadyThreads = 256;
 
 QK_DEVICE float fused_multiply_add(float a, float b, float c) {
 #if defined(QK_CUDA)
@@ -148,36 +146,6 @@ QK_DEVICE void store_ready(uint16_t* row, int64_t k, [[maybe_unused]] WeightForm
 #else
   *reinterpret_cast<Words4*>(row + k) = words;
 #endif
-}
-
-// A launch of its own that makes x ready, one row a block: where many blocks would do it again, or no cluster can.
-QK_GLOBAL void QK_LAUNCH_BOUNDS(kReadyThreads) linear_x_kernel(QK_ARGUMENT LinearJob job) {
-  QK_SHARED uint32_t of_waves[kReadyThreads / 32];
-#if defined(QK_CUDA)
-  wait_for_previous();
-  let_next_begin();
-#endif
-  const int64_t row = block_index();
-  const uint16_t* x = static_cast<const uint16_t*>(job.x) + row * job.x_stride;
-  uint32_t amax = 0;
-  for (int64_t k = 8 * thread_index(); k < job.k; k += 8 * kReadyThreads) {
-    amax = max_halves(amax, greatest_of(*reinterpret_cast<const Words4*>(x + k)));
-  }
-  amax = greatest_of_lanes(amax);
-  if (thread_index() % 32 == 0) of_waves[thread_index() / 32] = amax;
-  barrier();
-  for (int i = 0; i < kReadyThreads / 32; ++i) amax = max_u32(amax, of_waves[i]);
-  const RowOfX<true> rounder(job, amax);
-  if (thread_index() == 0) job.factors[row] = rounder.factor;
-  uint16_t* ready = job.ready_x + row * job.ready_stride;
-  for (int64_t first = 0; first < job.ready_stride; first += 8 * kReadyThreads) {
-    const int64_t k = first + 8 * thread_index();
-    Words4 words{};
-    if (k < job.k) words = *reinterpret_cast<const Words4*>(x + k);
-    words = rounder.ready(words);
-    if (k >= job.k) words = Words4{};  // not the NaN of 0 / 0
-    if (k < job.ready_stride) store_ready(ready, k, job.format, words);
-  }
 }
 
 // Round and store.

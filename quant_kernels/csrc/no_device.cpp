@@ -11,6 +11,8 @@ const char* convert_on_device(const Job&, const Item*, int, int64_t) { return "b
 
 int64_t linear_tokens() { return 0; }
 
+int64_t linear_workspace(const LinearJob&) { return 0; }
+
 const char* linear_on_device(const LinearJob&, void*, int64_t) { return "built without GPU kernels"; }
 
 }  // namespace qk

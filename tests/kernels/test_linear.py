@@ -56,7 +56,7 @@ def check(found: torch.Tensor, x: torch.Tensor, q: qk.QuantizedTensor, word: str
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of as few rows as there can be."""
-    monkeypatch.setattr(linear_run, "_TILE_BYTES", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(linear_run, "_TILE_BYTES", 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -89,7 +89,7 @@ def test_one_scale_for_the_whole_weight(device: str) -> None:
 
 def test_memory_is_bounded_by_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tile is larger than allowed, and the tiles cover the weight once."""
-    monkeypatch.setattr(linear_run, "_TILE_BYTES", {"cpu": 64 << 10})
+    monkeypatch.setattr(linear_run, "_TILE_BYTES", 64 << 10)
     q = qk.quantize(random(1000, 128), "mxfp4")
     encoded = linear_run.Encoded(q.data.view(torch.uint8), q.scale.view(torch.uint8), None, (1, 32), (0, 0), q.shape)
     tiles = [(rows, tile.clone()) for rows, tile in linear_run.weight_tiles(encoded, torch.float32)]

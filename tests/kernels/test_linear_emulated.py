@@ -32,7 +32,6 @@ class LinearJob(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("m", "element", "format", "activation")),
         *((name, ctypes.c_int32) for name in ("row_groups", "splits", "chunks")),
         *((name, ctypes.c_void_p) for name in ("ready_x", "factors")),
-        ("ready_stride", ctypes.c_int64),
     )
 
 
