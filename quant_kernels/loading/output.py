@@ -135,6 +135,8 @@ class OutputFolder:
             self.take_up()
             return
         check_output(self.path, self._job.survey.folder.path)
+        # First of all: without it, what follows would look like something else's.
+        write_whole(self.partial / JOB_NAME, json.dumps({"fingerprint": self.fingerprint}).encode())
         for name in ("files", "incomplete", "done"):
             (self.partial / name).mkdir(exist_ok=True)
         self.take_up()
@@ -143,7 +145,6 @@ class OutputFolder:
         (self.partial / "incomplete").mkdir()
         todo = sum(layout.nbytes for layout in self._job.layouts if layout.file not in self.done)
         self._check_space(todo + sum(file.nbytes for file in self._beside))
-        write_whole(self.partial / JOB_NAME, json.dumps({"fingerprint": self.fingerprint}).encode())
 
     def _check_space(self, needed: int) -> None:
         free = shutil.disk_usage(self.partial).free

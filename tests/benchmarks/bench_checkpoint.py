@@ -7,9 +7,9 @@ Copying reads and writes every tensor with the reader and writer of the job itse
 process, on files in the page cache. Limits: conversion at most 3 x copying; peak memory at most that of the imports
 plus 3 x the largest tensor; the plan under 2 seconds, process start included.
 
-With `--large` also the peak memory of jobs of 1 and 8 GB, which must be the same, and those of 10,000 and
-100,000 tensors in 100 and 1,000 files, whose difference is what a tensor takes in the job. The sources are holes; outputs
-take 2.3 GB of disk.
+With `--large` also the peak memory of jobs of 1 and 8 GB, which must be the same, and those of 10,000 and 100,000
+tensors in 100 and 1,000 files, whose difference is what a tensor takes in the job. The sources are holes; outputs take
+2.3 GB of disk.
 """
 
 from __future__ import annotations

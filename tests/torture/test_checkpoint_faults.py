@@ -42,16 +42,25 @@ def output(scene: Scene) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(6))
 def test_killed_and_taken_up(scene: Scene, output: Path, number: int) -> None:
     model, expected = scene
     calls = faults.count_calls(model, names=(*CHANGES, *faults.REMOVALS))
     # The last calls come between the rename of the folder and the end of the process.
-    at = [0, 1, calls // 5, calls // 3, calls // 2, 3 * calls // 4, calls - 8, calls - 2][number]
+    at = [calls // 5, calls // 3, calls // 2, 3 * calls // 4, calls - 8, calls - 2][number]
     kills = [Kill(at, after=number % 2 == 0, seconds=0)] * (1 + number % 2)
     hit, complaint = faults.kill_and_resume(model, output, kills, expected)
     assert not complaint
     assert hit
+
+
+def test_killed_at_every_call_before_the_first_shard(scene: Scene, output: Path) -> None:
+    model, expected = scene
+    for at in range(14):
+        hit, complaint = faults.kill_and_resume(model, output, [Kill(at, after=False, seconds=0)], expected)
+        assert not complaint
+        assert hit
+        shutil.rmtree(output)
 
 
 def test_killed_at_random_times(scene: Scene, output: Path) -> None:
