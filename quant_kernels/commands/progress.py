@@ -79,13 +79,13 @@ class ShownProgress:
         if self._bar is not None:
             self._task = self._bar.add_task("", total=total)
 
-    def advance(self, amount: int, name: str) -> None:
-        """Take an amount that is done, and its name."""
-        self._done += amount
+    def advance(self, nbytes: int, name: str) -> None:
+        """Take what is done, in bytes or steps, and its name."""
+        self._done += nbytes
         if self._bar is not None and self._task is not None:
             text = printable(name)
             short = text if len(text) <= _NAME_WIDTH else f"…{text[1 - _NAME_WIDTH :]}"
-            self._bar.update(self._task, advance=amount, description=short.ljust(_NAME_WIDTH))
+            self._bar.update(self._task, advance=nbytes, description=short.ljust(_NAME_WIDTH))
         elif not self._quiet:
             self._say(name)
 
