@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Objective: TypeAlias = Literal["relative", "absolute", "output"]
 OBJECTIVES: Final[tuple[Objective, ...]] = ("relative", "absolute", "output")
 """Functions of the error that can be summed up: each unit's error relative to its own weights, times its number of
-weights; the plain sum of squares; relative, and counted four times for layers that write into the residual stream."""
+weights; the plain sum of squares; relative, counted four times for layers that write into the residual stream, and
+twice at both ends of the model against its middle."""
 WRITERS: Final = ("o_proj", "down_proj", "dense", "out_proj", "wo", "w2", "c_proj", "experts")
 """Last segments of the layers whose output is added to the residual stream."""
 WRITER_WEIGHT: Final = 4.0
@@ -71,7 +72,7 @@ def cost_function(objective: Objective) -> Callable[[Unit, Option], float]:
 
     def output(unit: Unit, option: Option) -> float:
         writes = unit.name.rpartition(".")[2] in WRITERS
-        return relative(unit, option) * (WRITER_WEIGHT if writes else 1.0)
+        return relative(unit, option) * (WRITER_WEIGHT if writes else 1.0) * (1.0 + abs(2.0 * unit.depth - 1.0))
 
     def absolute(unit: Unit, option: Option) -> float:  # noqa: ARG001  (the others need it)
         return option.noise

@@ -21,7 +21,7 @@ from quant_spec import LoadError, PlanError, get_format
 from quant_spec.plan import ROUTER_SEGMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quant_kernels.loading.folder import CheckpointFolder
     from quant_spec import QuantFormat
@@ -66,6 +66,7 @@ class Unit:
         elements: number of weights.
         signal: Σ w².
         options: the formats that it can have, least bytes first; the last is to stay as it is.
+        depth: its block's place in the model, from 0 for the first block to 1 for the last; 0.5 outside of blocks.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Unit:
     elements: int
     signal: float
     options: tuple[Option, ...]
+    depth: float = 0.5
 
     @property
     def kept(self) -> Option:
@@ -189,7 +191,17 @@ def measure(
             else:
                 units.append(unit)
     total = sum(tensor.nbytes for tensor in folder.tensors.values())
+    units = list(placed(units))
     return Measured(tuple(units), left_out, total - sum(unit.kept.nbytes for unit in units))
+
+
+def placed(units: Sequence[Unit]) -> Iterator[Unit]:
+    """Yield the units with their depths."""
+    indices = {unit.name: int(found[0]) for unit in units if (found := _INDEX.search(unit.name))}
+    last = max(indices.values(), default=0)
+    for unit in units:
+        index = indices.get(unit.name)
+        yield unit if index is None or not last else attrs.evolve(unit, depth=index / last)
 
 
 def _measured(
