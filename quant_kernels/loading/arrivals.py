@@ -212,9 +212,13 @@ def _readings(name: str) -> Iterator[tuple[str, Content, str]]:
         ("_scale_inv", "scale"),
         ("_scale", "scale"),
         ("_packed", "weight"),
+        ("_blocks", "weight"),
+        ("_scales", "scale"),
     ):
         if name.endswith(suffix):
-            yield name.removesuffix(suffix), content, suffix  # type: ignore[misc]  # the words of Content
+            # gpt-oss spells codes and scales of its experts in the plural; they are known by the usual name here.
+            said = "_scale" if suffix == "_scales" else suffix
+            yield name.removesuffix(suffix), content, said  # type: ignore[misc]  # the words of Content
     if name.endswith(f".{QUANTIZER_SCALE}"):
         yield f"{name.removesuffix(QUANTIZER_SCALE)}weight", "scale", "_scale"
     for last in INPUT_SCALE_NAMES:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 REQUANTIZABLE: Final = ("mxfp4", "nvfp4")
 """Source formats that are kept unless `requantize_sources` names them: converting them gains nothing in precision."""
 _LISTED: Final = 8
+_BYTE: Final = 8
 
 
 @attrs.frozen(eq=False)
@@ -227,8 +228,11 @@ def _turned_obstacle(view: LayerView, info: ModuleInfo, config: QuantizationConf
     if info.obstacle or not any(slot.transposed for slot in view.slots):
         return ""
     decision = _allowed(view.name, info, config.explain(view.name, info), policy)
+    key = decision.source.weight_key
     held = any(not is_plain(slot.tensor) for slot in view.slots)
-    return TRANSPOSED if decision.changes and (held or decision.source.weight_key is not None) else ""
+    # Packed codes come [expert, output, input], as in the checkpoints of gpt-oss.
+    packed = key is not None and key.element.bits < _BYTE and all(slot.tensor.is_meta for slot in view.slots)
+    return TRANSPOSED if decision.changes and not packed and (held or key is not None) else ""
 
 
 def _tied_obstacles(decisions: Mapping[str, Decision], ties: Mapping[str, Collection[str]]) -> dict[str, str]:

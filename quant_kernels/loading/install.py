@@ -37,7 +37,7 @@ def install(slot: WeightSlot, result: QuantizedTensor, old: StoredScales, offset
         remove(owner, path)
     put_weight(slot, result.data)
     if slot.transposed:
-        owner.__dict__[TRANSPOSED_ATTRIBUTE] = False
+        mark_turned(owner)
     put_buffer(owner, attribute + SCALE_SUFFIX, result.scale)
     if result.second_scale is not None:
         put_buffer(owner, attribute + SECOND_SUFFIX, result.second_scale)
@@ -46,6 +46,11 @@ def install(slot: WeightSlot, result: QuantizedTensor, old: StoredScales, offset
         setattr(owner, note, offset)
     elif hasattr(owner, note):
         delattr(owner, note)
+
+
+def mark_turned(owner: nn.Module) -> None:
+    """Note that the stacks of a module lie [expert, output, input] from now on."""
+    owner.__dict__[TRANSPOSED_ATTRIBUTE] = False
 
 
 def put_weight(slot: WeightSlot, value: Tensor) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from quant_kernels.checks import dtype_name
 from quant_kernels.loading.buffers import SlotBuffers
 from quant_kernels.loading.cuts import Window, cut_scale, cut_weight, packed_per_byte
-from quant_kernels.loading.install import put_buffer, put_weight
+from quant_kernels.loading.install import mark_turned, put_buffer, put_weight
 from quant_kernels.loading.layer import SlotWork
 from quant_kernels.loading.parallel import ShardPlace
-from quant_kernels.loading.sources import Part, StoredScales, encoded_parts, is_plain
+from quant_kernels.loading.sources import PLAIN_DTYPES, Part, StoredScales, encoded_parts, is_plain
 from quant_kernels.loading.weights import WeightWork
 from quant_spec import LoadError, QuantKey
 from quant_spec.granularity import Granularity, PerBlock
@@ -102,13 +102,16 @@ class PendingLayer:
         """Yield the projections of a whole fused tensor whose output side is cut; any other tensor as it is.
 
         Each projection is cut over the ranks by itself. A stack [expert, input, output] comes out as a view
-        [expert, output, input]; one expert's matrix is [output, input] wherever it comes from.
+        [expert, output, input]; one expert's matrix, and codes, are [.., output, input] wherever they come from.
         """
         slot = self.plan.view.slots[address.slot]
         place = self._place(address.slot)
         count = 1 if slot.interleaved else _shards(slot)
-        if slot.transposed and address.content == "weight" and address.expert is None and tensor.dim() == _STACK:
-            tensor = tensor.transpose(-1, -2)
+        if address.content == "weight" and address.expert is None:
+            if slot.transposed and tensor.dim() == _STACK and is_plain(tensor):
+                tensor = tensor.transpose(-1, -2)
+            elif tensor.dim() == _STACK + 1:
+                tensor = tensor.flatten(-2)  # codes in blocks of one scale: [E, N, K / 32, 16]
         whole = place.is_cut and place.parallel == "column" and count > 1 and address.shard is None
         if not whole or address.content not in ("weight", "scale") or not self._has_whole_rows(address, tensor, place):
             yield address, tensor
@@ -330,7 +333,9 @@ class PendingLayer:
                 view = whole if expert is None else whole[expert]
                 assert piece.weight is not None  # noqa: S101  (the layer is complete)
                 view[..., rows, :].copy_(piece.weight)
-            put_weight(slot, whole.transpose(-1, -2) if slot.transposed else whole)
+            put_weight(slot, whole.transpose(-1, -2) if slot.transposed and is_plain(whole) else whole)
+            if slot.transposed and not is_plain(whole):
+                mark_turned(slot.owner)
             self._put_scales(slot, pieces, device)
             if slot.shard_rows is None and len(starts) > 2 and starts[-1] == slot.shape[-2]:  # noqa: PLR2004  (fused)
                 slot.owner.logical_widths = [b - a for a, b in itertools.pairwise(starts)]  # type: ignore[assignment]
@@ -366,7 +371,7 @@ def _joined(scales: list[Tensor]) -> Tensor:
 def _empty(slot: WeightSlot, per_byte: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return memory for a weight as its module holds it, as [.., N, K / per_byte]."""
     shape = (*slot.shape[:-1], slot.shape[-1] // per_byte)
-    if not slot.transposed:
+    if not slot.transposed or dtype not in PLAIN_DTYPES:
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype, device=device).transpose(-1, -2)
 

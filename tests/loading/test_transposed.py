@@ -11,7 +11,7 @@ from small_models import assert_same, filled, state
 from thread_ranks import ThreadRanks, results, run_ranks
 from torch import nn
 
-from quant_kernels import OnlineQuantizer, QuantizedTensor, plan_model, quantize, quantize_model
+from quant_kernels import OnlineQuantizer, QuantizedTensor, dequantize, plan_model, quantize, quantize_model
 from quant_kernels.checks import NonFiniteError
 from quant_kernels.loading.modules import find_layers
 from quant_spec import QuantizationConfig
@@ -244,7 +244,9 @@ def test_ranks_hold_pieces_of_the_whole(original: nn.Module, family: str, target
         return model
 
     if target == "per_block_fp8" and family == "llama-4" and "within" in way:
-        pytest.skip("fused projections that share a block of rows: see test_parallel_models")
+        for answer in run_ranks(len(inner), in_memory):
+            assert "cannot share blocks of 128 rows" in str(answer)  # and nothing else could be converted
+        return
     whole = expected(original, target)
     answers = results(run_ranks(len(inner), in_memory)), results(run_ranks(len(inner), streamed))
     for rank, (one, other) in enumerate(zip(*answers, strict=True)):
@@ -308,6 +310,68 @@ def test_quantized_stacks_that_lie_so_are_kept_with_the_reason() -> None:
     decision = plan_model(model, request)["mlp.experts"].decision
     assert decision.why is Why.UNSUPPORTED
     assert "quantized experts are stored as [expert, input, output]" in decision.reason
+
+
+# -- codes in the way of gpt-oss --------------------------------------------------------------------------------------
+
+MXFP4_SOURCE = {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}
+
+
+def blocks_and_scales(original: nn.Module) -> tuple[dict[str, QuantizedTensor], list[tuple[str, torch.Tensor]]]:
+    """Return MXFP4 stacks, and the tensors of a checkpoint that spells them `X_blocks` [E, N, K/32, 16], `X_scales`."""
+    stacks = expected(original, "mxfp4")
+    tensors = [(name, tensor) for name, tensor in original.state_dict().items() if name.endswith("_bias")]
+    for name, stack in stacks.items():
+        codes, scales = stack.data.view(torch.uint8), stack.scale.view(torch.uint8)
+        tensors.append((f"mlp.experts.{name}_blocks", codes.unflatten(-1, (-1, 16))))
+        tensors.append((f"mlp.experts.{name}_scales", scales))
+    return stacks, [*tensors, ("x.weight", torch.ones(64, 64, dtype=torch.bfloat16))]
+
+
+def gpt_oss(inner: int = INNER) -> nn.Module:
+    return nn.ModuleDict(
+        {
+            "mlp": Mlp("gpt-oss", inner=inner, device="meta"),
+            "x": nn.Linear(64, 64, bias=False, dtype=torch.bfloat16, device="meta"),
+        }
+    )
+
+
+def over_mxfp4(target: str) -> QuantizationConfig:
+    source = QuantizationConfig.from_dict(MXFP4_SOURCE)
+    return QuantizationConfig.from_online({"global_quant_config": target}, source=source)
+
+
+def test_codes_of_gpt_oss_are_kept() -> None:
+    stacks, tensors = blocks_and_scales(filled(model_of("gpt-oss")))
+    model = gpt_oss()
+    with OnlineQuantizer(model, over_mxfp4("ptpc_fp8"), write_report=False) as quantizer:
+        quantizer.load_all(tensors)
+    assert [layer.layer for layer in quantizer.report.layers] == ["x"]
+    assert quantizer.report.kept[0].source == "mxfp4"
+    for name, stack in stacks.items():
+        codes, scales = held(model, name)
+        assert torch.equal(codes, stack.data.view(torch.uint8))
+        assert torch.equal(scales, stack.scale.view(torch.uint8))
+    assert model["mlp"].experts.is_transposed is False
+    assert quantizer.report.kept[0].nbytes == sum(stack.data.nbytes + stack.scale.nbytes for stack in stacks.values())
+
+
+@pytest.mark.parametrize("inner", [[384], [256, 128]], ids=["one rank", "two ranks"])
+def test_codes_of_gpt_oss_are_converted_if_asked_for(inner: list[int]) -> None:
+    stacks, tensors = blocks_and_scales(filled(model_of("gpt-oss")))
+
+    def work(ranks: ThreadRanks) -> nn.Module:
+        model = gpt_oss(inner[ranks.rank])
+        options = {"group": ranks, "parallel": {"*experts": "tensor"}, "write_report": False}
+        with OnlineQuantizer(model, over_mxfp4("ptpc_fp8"), requantize_sources=["mxfp4"], **options) as quantizer:
+            quantizer.load_all(tensors)
+        return model
+
+    for rank, model in enumerate(results(run_ranks(len(inner), work))):
+        for name, stack in stacks.items():
+            whole = quantize(dequantize(stack, torch.bfloat16), "ptpc_fp8")
+            assert torch.equal(held(model, name)[0], pieces(whole, name, "gpt-oss", inner, rank)), name
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
