@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -43,12 +44,23 @@ class LastingFile(io.RawIOBase):
 
     def write(self, data: Buffer, /) -> int:
         """Write some bytes; return how many were taken."""
-        if self.error is None:
-            try:
-                return os.write(self._number, data)
-            except OSError as error:
-                self.error = error
-        return memoryview(data).nbytes
+        size = memoryview(data).nbytes
+        while size and self.error is None:
+            written = self._try(data)
+            if written:
+                return written
+        return size
+
+    def _try(self, data: Buffer) -> int:
+        """Write some bytes; return how many, 0 after an error or a wait."""
+        try:
+            return os.write(self._number, data)
+        except BlockingIOError:
+            # The other end made it non-blocking, and does not keep up.
+            select.select((), (self._number,), ())
+        except OSError as error:
+            self.error = error
+        return 0
 
 
 def harden() -> tuple[LastingFile, LastingFile]:

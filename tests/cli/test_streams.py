@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,11 +83,30 @@ def test_files_do_not_get_the_numbers_of_closed_streams(shell: Shell, tmp_path: 
 def test_lasting_file_keeps_the_first_error(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         lasting = LastingFile(file.fileno())
-        assert lasting.write(b"abc") == 3
+        assert (lasting.write(b""), lasting.write(b"abc")) == (0, 3)
         assert (lasting.error, lasting.isatty(), lasting.writable()) == (None, False, True)
     assert (tmp_path / "file").read_bytes() == b"abc"
     assert lasting.write(b"abcd") == 4
     assert isinstance(lasting.error, OSError)
+
+
+def test_reader_that_does_not_keep_up() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    lasting = LastingFile(writing)
+    text = b"x" * (1 << 20)
+
+    def write() -> None:
+        with io.BufferedWriter(lasting) as buffered:
+            buffered.write(text)
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with os.fdopen(reading, "rb") as reader:
+        assert reader.read() == text
+    writer.join()
+    assert lasting.error is None
 
 
 SLOW_IMPORT = """
