@@ -27,7 +27,7 @@ constexpr int kStages = 3;
 constexpr int kTiles = 2, kWarpRows = 16 * kTiles;  // row tiles and rows of the weight that a warp works on
 constexpr int kChunkBytes = 128, kStageBytes = kWarpRows * kChunkBytes;
 constexpr int kRingBytes = kWarps * kStages * kStageBytes;
-constexpr int kMostShared = 227 * 1024;
+constexpr int kMostShared = 227 * 1024, kSharedOfAll = 228 * 1024;  // of a block, of a multiprocessor
 
 template <WeightFormat format>
 constexpr int kElements = format == kGroupFp4 ? 2 * kChunkBytes : kChunkBytes;  // of a chunk
@@ -422,23 +422,32 @@ Shape shape_of_job(const LinearJob& job) {
   return shape_of<format, tiles>(job.m, job.row_groups, static_cast<int>(pieces(job.chunks, job.splits)));
 }
 
-// Time that a job takes as it is cut, in about microseconds. The numbers were fitted to times on an H200: a launch; a round of
-// blocks; 256 x 8 values of x to make ready; a chunk of a warp; a cluster, and each doubling of it.
+// Fitted to the times of every cut of 15 layers on an H200, in microseconds: a launch; a round of blocks; 256 x 8 values of x
+// to make ready; a chunk of a warp; a cluster, and each doubling of it; how the work slows down as blocks crowd a
+// multiprocessor (exponents); a KiB of scales.
+struct Costs {
+  float launch, round, x, chunk, cluster, doubling, crowd_x, crowd_chunk, scales;
+};
+
+// Time that a job takes as it is cut.
 template <WeightFormat format, int tiles>
 float cost(const LinearJob& job) {
-  struct Costs {
-    float launch, round, x, chunk, cluster, doubling, two_tiles, scales, crowd_x, crowd_chunk;
-  };
-  constexpr Costs costs = format == kGroupFp4 ? Costs{1.48f, 1.25f, 0.057f, 0.815f, 0.63f, 0.73f, 2.71f, 0.08f, 0.13f, 0.46f}
-                                              : Costs{0.26f, 2.19f, 0.12f, 0.84f, 2.48f, 0.29f, 1.97f, 0.008f, 0.98f, 0.92f};
+  constexpr Costs fp8[2] = {{0.05f, 2.53f, 0.204f, 0.835f, 1.55f, 0.457f, 0.957f, 0.896f, 0.0028f},
+                            {0.0f, 4.27f, 0.146f, 1.21f, 1.44f, 0.328f, 1.57f, 0.174f, 0.0069f}};
+  constexpr Costs fp4[2] = {{0.13f, 2.67f, 0.178f, 0.945f, 0.956f, 0.445f, 3.21f, 0.347f, 0.0463f},
+                            {0.19f, 3.34f, 0.0757f, 1.45f, 0.319f, 0.243f, 0.108f, 0.173f, 0.241f}};
+  constexpr Costs costs = (format == kGroupFp4 ? fp4 : fp8)[tiles - 1];
   const Shape shape = shape_of_job<format, tiles>(job);
   const float slice = static_cast<float>(pieces(job.chunks, job.splits));
-  const int at_once = multiprocessors() * (shape.total <= kMostShared / 2 ? 2 : 1);
+  // A block takes 1 KiB beside its own. Clusters leave multiprocessors over.
+  const int together = shape.total + 1024 <= kSharedOfAll / 2 ? 2 : 1;
+  const float usable = job.splits < 4 ? 1.0f : (job.splits == 4 ? 0.91f : 0.79f);
+  const float at_once = usable * static_cast<float>(multiprocessors() * together);
   const float blocks = static_cast<float>(pieces(job.n, kWarpRows * job.row_groups) * job.splits);
-  const float rounds = std::ceil(blocks / static_cast<float>(at_once));
+  const float rounds = std::ceil(blocks / at_once);
   const float crowd = std::max(1.0f, blocks / (static_cast<float>(multiprocessors()) * rounds));
   const float x = costs.x * static_cast<float>(job.m) * slice * kElements<format> / 2048.0f;
-  const float chunk = costs.chunk * std::ceil(slice * static_cast<float>(job.row_groups) / kWarps) * (tiles > 1 ? costs.two_tiles : 1.0f);
+  const float chunk = costs.chunk * std::ceil(slice * static_cast<float>(job.row_groups) / kWarps);
   const float scales = costs.scales * static_cast<float>(shape.scale_bytes + kWarpRows * job.row_groups * shape.byte_stride) / 1024.0f;
   const float cluster = job.splits > 1 ? costs.cluster + costs.doubling * std::log2(static_cast<float>(job.splits)) : 0.0f;
   return costs.launch + cluster + rounds * (costs.round + x * std::pow(crowd, costs.crowd_x) + chunk * std::pow(crowd, costs.crowd_chunk) + scales);
