@@ -75,7 +75,7 @@ def loaded(model_class: type, folder: Path, request: dict[str, object] | None) -
     return model.to(torch.float32).eval(), bits, seconds
 
 
-def smollm2(folder: Path, tokens: int, console: Console) -> list[dict[str, object]]:
+def smollm2(folder: Path, tokens: int, recipes: dict[str, dict[str, str]], console: Console) -> list[dict[str, object]]:
     """Measure the language model; return one row a model."""
     source = weights.smollm2(folder)
     ids = evaluation_tokens(AutoTokenizer.from_pretrained(source), tokens)
@@ -84,7 +84,7 @@ def smollm2(folder: Path, tokens: int, console: Console) -> list[dict[str, objec
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     reference = window_logits(model, windows)
     rows = [_row("unquantized", "-", 16.0, seconds, language_figures(reference, reference, windows))]
-    for name, recipe in RECIPES.items():
+    for name, recipe in recipes.items():
         for series in ("weights", "weights and activations"):
             request = request_of(recipe, activations="activations" in series, names=names)
             model, bits, seconds = loaded(AutoModelForCausalLM, source, request)
@@ -96,7 +96,7 @@ def smollm2(folder: Path, tokens: int, console: Console) -> list[dict[str, objec
     return rows
 
 
-def minilm(folder: Path) -> list[dict[str, object]]:
+def minilm(folder: Path, recipes: dict[str, dict[str, str]]) -> list[dict[str, object]]:
     """Measure the sentence encoder; return one row a model."""
     source = weights.minilm(folder)
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -104,7 +104,7 @@ def minilm(folder: Path) -> list[dict[str, object]]:
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     reference = embeddings(model, tokenizer)
     rows = [_row("unquantized", "-", 32.0, seconds, encoder_figures(reference, reference))]
-    for name, recipe in RECIPES.items():
+    for name, recipe in recipes.items():
         for series in ("weights", "weights and activations"):
             request = request_of(recipe, activations="activations" in series, names=names)
             model, bits, seconds = loaded(AutoModel, source, request)
@@ -150,7 +150,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "accuracy", help="where the results go")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of the text")
     parser.add_argument("--model", choices=["both", "smollm2", "minilm"], default="both")
+    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES), metavar="NAME")
+    parser.add_argument("--threads", type=int, help="of torch; on a busy machine, one is fastest")
     arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    recipes = {name: RECIPES[name] for name in arguments.recipes}
     for name in FORMATS:
         get_format(name)
     console = Console(width=150)
@@ -159,7 +164,7 @@ def main() -> None:
     results: dict[str, object] = {"tokens": arguments.tokens, "machine": platform.machine(), "torch": torch.__version__}
     pages = []
     if arguments.model != "minilm":
-        rows = smollm2(arguments.folder, arguments.tokens, console)
+        rows = smollm2(arguments.folder, arguments.tokens, recipes, console)
         results["smollm2"] = rows
         points = [
             Point(str(row["recipe"]), str(row["quantized"]), float(str(row["bits"])), float(str(row["divergence"])))
@@ -170,7 +175,7 @@ def main() -> None:
         console.print(table(f"SmolLM2-135M-Instruct, {arguments.tokens} tokens in windows of {WINDOW}", rows))
         pages.append(markdown(rows))
     if arguments.model != "smollm2":
-        rows = minilm(arguments.folder)
+        rows = minilm(arguments.folder, recipes)
         results["minilm"] = rows
         console.print(table(f"all-MiniLM-L6-v2, {len(SENTENCES)} sentences", rows))
         pages.append(markdown(rows))

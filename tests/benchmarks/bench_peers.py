@@ -126,11 +126,12 @@ def compressed_tensors() -> Iterator[Peer]:
 
 
 def vllm() -> Iterator[Peer]:
-    """Yield vLLM's FP8 by channels, the operator behind its `fp8_per_channel`."""
-    from vllm import _custom_ops
+    """Yield vLLM's `fp8_per_channel`: the functions that its online method calls for each layer."""
+    from vllm.model_executor.layers.quantization.online import fp8
 
     def rows(weight: torch.Tensor) -> Stored:
-        data, scale = _custom_ops.scaled_fp8_quant(weight, scale=None, use_per_token_if_dynamic=True)
+        scale = fp8._fp8_channel_scale(fp8.weight_amax(weight, dim=-1, keepdim=True))
+        data = fp8._fp8_quant_per_channel(weight, scale)
         return Stored((data, scale), lambda: data.float() * scale)
 
     yield Peer("vllm", "ptpc_fp8", "fp8_per_channel", rows)
