@@ -116,6 +116,17 @@ def test_permutation_pulls_from_active_lanes() -> None:
     assert np.array_equal(run("ds_swizzle_b32 v1, v0 offset:0x401f" + STORE), LANE ^ 16)
 
 
+def test_single_bits_of_scalars() -> None:
+    code = """
+        s_mov_b32 s10, 0xf0000001
+        s_bitset0_b32 s10, 31
+        s_bitset1_b32 s10, 36
+        s_bitset1_b32 s10, 0
+        v_mov_b32_e32 v1, s10
+    """
+    assert np.array_equal(run(code + STORE), np.full_like(LANE, 0x70000011))
+
+
 def test_parts_of_words() -> None:
     assert np.array_equal(
         run("v_mov_b32_e32 v2, 0x80ff1234\nv_or_b32_sdwa v1, v2, v0 dst_sel:DWORD dst_unused:UNUSED_PAD "

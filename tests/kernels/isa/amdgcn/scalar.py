@@ -215,6 +215,8 @@ def _computing(instruction: Instruction) -> Step | None:
             scalar_reader(instruction, operands[1], wide=wide),
         )
         return lambda wave: move(wave, take(wave)) if wave.scc else None
+    if name.startswith("s_bitset"):
+        return _bitset(instruction)
     if name in _ONE:
         to, of, one = _ONE[name]
         write = scalar_writer(instruction, operands[0], wide=to == 64)
@@ -236,6 +238,23 @@ def _computing(instruction: Instruction) -> Step | None:
         if name in table:
             return _of_two(instruction, table[name], wide=wide, wide_second=wide_second)
     return None
+
+
+def _bitset(instruction: Instruction) -> Step:
+    """Compile `s_bitset0_b32` and its kin: one bit of the destination becomes 0 or 1; SCC stays."""
+    kind, _, width = instruction.name.removeprefix("s_bitset").partition("_")
+    if kind not in {"0", "1"} or width not in {"b32", "b64"}:
+        raise instruction.refuse(f"unknown instruction {instruction.name}")
+    wide = width == "b64"
+    write = scalar_writer(instruction, instruction.operands[0], wide=wide)
+    read = scalar_reader(instruction, instruction.operands[0], wide=wide)
+    number = scalar_reader(instruction, instruction.operands[1], wide=False)
+
+    def step(wave: Wave) -> None:
+        bit = 1 << (number(wave) & (63 if wide else 31))
+        write(wave, read(wave) | bit if kind == "1" else read(wave) & ~bit & (PAIR if wide else WORD))
+
+    return step
 
 
 def _of_two(
