@@ -58,7 +58,7 @@ def events(function: Callable[[], object], repeats: int = 15) -> float:
         end.record()
         pairs.append((start, end))
     torch.cuda.synchronize()
-    times = sorted(1000 * start.elapsed_time(end) for start, end in pairs)
+    times: list[float] = sorted(1000 * start.elapsed_time(end) for start, end in pairs)
     return times[len(times) // 2]
 
 
