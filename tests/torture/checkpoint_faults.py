@@ -43,6 +43,8 @@ SHARDS, BLOCKS = 4, 3
 CHANGES = ("open", "write", "pwrite", "ftruncate", "fsync", "replace", "rename", "mkdir")
 REMOVALS = ("unlink", "rmdir")
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+LOST = 255
+"""Exit code of a process whose own one the fork server did not hear."""
 PRELOAD = ["quant_kernels.loading.checkpoint", "safetensors.torch"]
 
 
@@ -173,7 +175,7 @@ def kill_and_resume(model: Path, output: Path, kills: Sequence[Kill], expected: 
             child.kill()
         child.join()
         hit += child.exitcode == -signal.SIGKILL
-        if child.exitcode not in {0, 1, -signal.SIGKILL} or (
+        if child.exitcode not in {0, 1, LOST, -signal.SIGKILL} or (
             child.exitcode == 1 and (partial.exists() or not output.exists())
         ):
             return hit, f"{told}: exit code {child.exitcode}"
