@@ -17,3 +17,4 @@ timeout 200 python3 -m pytest -q -p no:cacheprovider -m gpu tests/kernels >"$OUT
 echo "tests: rc $?"; tail -15 "$OUT/tests.log"
 timeout 150 python3 tests/benchmarks/bench_kernels.py --json "$OUT/kernels.json" 2>&1 | tee "$OUT/kernels.log"
 timeout 120 python3 tests/benchmarks/bench_headline.py --json "$OUT/headline.json" 2>&1 | tee "$OUT/headline.log"
+timeout 150 python3 tests/benchmarks/bench_linear.py --json "$OUT/linear.json" 2>&1 | tee "$OUT/linear.log"

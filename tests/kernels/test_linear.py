@@ -166,9 +166,25 @@ def test_opcheck(name: str, word: str, device: str) -> None:
     torch.library.opcheck(OPS.linear_input_gradient.default, (x.new_ones(3, 48), *arguments))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("word", ["", activations.PER_TOKEN, activations.MXFP4])
+def test_nan_stays_in_its_row_and_token(name: str, word: str, device: str) -> None:
+    weight = random(200, 64)
+    weight[150, 5] = torch.nan
+    q = qk.quantize(weight.to(device, torch.bfloat16), name)
+    x = random(4, 64, seed=1).to(device, torch.bfloat16)
+    x[1, 7] = torch.nan
+    nan = qk.linear(x, q, activation=key(word)).isnan().cpu()
+    assert nan[1].all()
+    assert nan[:, 150].all()
+    kept = {"per_block_fp8": 128, "nvfp4": 0}.get(name, 150)  # whose scales span more rows
+    assert not nan[[0, 2, 3], :kept].any()
+
+
 def test_compiled_without_graph_break(device: str) -> None:
-    qs = [qk.quantize(random(64, 128).to(device, torch.bfloat16), name) for name in FORMATS]
-    keys = [key(word) for word in ("", *activations.ACTIVATIONS)]
+    names = ("ptpc_fp8", "mxfp4", "nvfp4")
+    qs = [qk.quantize(random(64, 128).to(device, torch.bfloat16), name) for name in names]
+    keys = [key(word) for word in ("", activations.PER_TOKEN, activations.MXFP8)]
 
     def layers(x: torch.Tensor) -> list[torch.Tensor]:
         return [qk.linear(x, q, activation=activation) for q in qs for activation in keys]
