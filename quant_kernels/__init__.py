@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quant_kernels.conversion import requantize_many as requantize_many
     from quant_kernels.fnuz import e4m3fn_to_e4m3fnuz as e4m3fn_to_e4m3fnuz
     from quant_kernels.loading.checkpoint import quantize_checkpoint as quantize_checkpoint
+    from quant_kernels.loading.compare import compare_checkpoints as compare_checkpoints
     from quant_kernels.loading.model import plan_model as plan_model
     from quant_kernels.loading.model import quantize_model as quantize_model
     from quant_kernels.loading.parallel import quantize_shard as quantize_shard
@@ -24,6 +25,7 @@ _EXPORTS = {
     "OnlineQuantizer": "quant_kernels.loading.streaming",
     "QuantizedTensor": "quant_kernels.quantized",
     "amax": "quant_kernels.maxima",
+    "compare_checkpoints": "quant_kernels.loading.compare",
     "dequantize": "quant_kernels.conversion",
     "e4m3fn_to_e4m3fnuz": "quant_kernels.fnuz",
     "linear": "quant_kernels.quantized_linear",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from quant_kernels.loading.shards import Verified
+
 
 def run(
     model_dir: Path,
@@ -66,6 +68,7 @@ def run(
     with imports():
         from quant_kernels.loading.checkpoint import JobOptions, carry_out
 
+    verified: list[Verified] = []
     options = JobOptions(
         report_dir=report_dir,
         scale_rounding=scale_rounding,
@@ -74,6 +77,7 @@ def run(
         verify=verify,
         clean=clean,
         ranks=place,
+        on_verified=verified.append,
     )
     with _terminated(), ShownProgress(quiet=quiet or as_json or not place.leads) as progress:
         try:
@@ -93,7 +97,7 @@ def run(
         if not quiet:
             sys.stderr.write(f"rank {place.rank} of {place.world}: its shards are written\n")
         return
-    _print(report, as_json=as_json, quiet=quiet, html=html and failure is None)
+    _print(report, verified, as_json=as_json, quiet=quiet, html=html and failure is None)
     if failure is not None:
         sys.stderr.write(f"error: {printable(str(failure))}\n")
         raise typer.Exit(ExitCode.UNSAID)
@@ -133,15 +137,19 @@ def _with_page(report: QuantReport, *, html: bool) -> tuple[QuantReport, ReportE
     return report, None
 
 
-def _print(report: QuantReport, *, as_json: bool, quiet: bool, html: bool) -> None:
+def _print(report: QuantReport, verified: list[Verified], *, as_json: bool, quiet: bool, html: bool) -> None:
     if as_json:
-        print_json({**report.to_dict(), "report": None if report.saved_to is None else str(report.saved_to)})
+        saved = None if report.saved_to is None else str(report.saved_to)
+        counts = {"verified": verified[0].to_dict()} if verified else {}
+        print_json({**report.to_dict(), "report": saved, **counts})
     elif not quiet:
         print_rich(report)
         for line in report.log_lines():
             print_log(line)
         if html and report.saved_to is not None:
             print_log(f"Its page saved to {report.saved_to.with_suffix('.html')}")
+        for found in verified:
+            print_log(str(found))
         print_log(f"Checkpoint written to {report.output}")
     if quiet or as_json:
         for warning in report.warnings:

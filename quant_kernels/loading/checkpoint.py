@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +19,7 @@ from quant_kernels.loading.job import Job, prepare
 from quant_kernels.loading.output import OutputFolder, check_output_or_finished, fingerprint
 from quant_kernels.loading.ranks import COLLECTED, COMPLETE, WRITTEN, Meeting, PeerError, Ranks
 from quant_kernels.loading.report_parts import kept_layers, quantized_layers, requested, unmatched_entries
-from quant_kernels.loading.shards import NoProgress, Progress, ShardWriter
+from quant_kernels.loading.shards import NoProgress, Progress, ShardWriter, Verified
 from quant_kernels.loading.sinks import DifferenceError
 from quant_kernels.loading.storage import QUARK
 from quant_kernels.loading.survey import Survey, survey
@@ -49,6 +50,7 @@ class JobOptions:
         clean: remove what an interrupted run left, and start anew.
         ranks: this process among several that write the same output on a file system they share; None: alone.
         write_report: False: only return the report.
+        on_verified: called with the counts of what this process has verified.
     """
 
     report_dir: Path | str | None = None
@@ -59,6 +61,7 @@ class JobOptions:
     clean: bool = False
     ranks: Ranks | None = None
     write_report: bool = True
+    on_verified: Callable[[Verified], object] | None = None
 
 
 def quantize_checkpoint(  # noqa: PLR0913  (each changes one thing about the job)
@@ -255,7 +258,10 @@ def _write(job: Job, written: OutputFolder, meeting: Meeting | None, options: Jo
     progress.start(writer.source_nbytes() * (2 if options.verify else 1))
     writer.write(measure=options.measure)
     if options.verify:
-        _log.info("%s", writer.verify())
+        verified = writer.verify()
+        _log.info("%s", verified)
+        if options.on_verified is not None:
+            options.on_verified(verified)
     if meeting is not None:
         meeting.reach(WRITTEN)
         written.take_up()

@@ -22,6 +22,29 @@ if TYPE_CHECKING:
     from quant_kernels.loading.shard_layout import ShardLayout
 
 
+@attrs.frozen
+class Verified:
+    """What was read again and found to be right.
+
+    Attributes:
+        files: shards.
+        tensors: tensors in them.
+        nbytes: bytes of the shards.
+    """
+
+    files: int = 0
+    tensors: int = 0
+    nbytes: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the counts for a JSON document."""
+        return attrs.asdict(self)
+
+    def __str__(self) -> str:
+        """Return the line of the log."""
+        return f"Verified {self.files:,} files, {self.tensors:,} tensors, {self.nbytes:,} bytes against the source"
+
+
 class Progress(Protocol):
     """Told of progress, in bytes of the source."""
 
@@ -42,25 +65,6 @@ class NoProgress:
 
     def advance(self, nbytes: int, name: str) -> None:
         """Ignore a tensor."""
-
-
-@attrs.frozen
-class Verified:
-    """What was read again and found to be right.
-
-    Attributes:
-        files: shards.
-        tensors: tensors in them.
-        nbytes: bytes of the shards.
-    """
-
-    files: int = 0
-    tensors: int = 0
-    nbytes: int = 0
-
-    def __str__(self) -> str:
-        """Return the line of the log."""
-        return f"Verified {self.files:,} files, {self.tensors:,} tensors, {self.nbytes:,} bytes against the source"
 
 
 class ShardWriter:

@@ -414,6 +414,21 @@ def test_interrupt_leaves_only_the_partial_folder(write: Writer, models: Models,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "reports"]
 
 
+def test_verified_counts_are_said(moe_dir: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", str(moe_dir), REQUEST, RECIPE, "--report-dir", str(tmp_path / "reports")]
+    said = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "one"), "--verify"])
+    assert said.exit_code == 0, said.output
+    shards = list((tmp_path / "one").glob("*.safetensors"))
+    nbytes = sum(path.stat().st_size for path in shards)
+    tensors = len(json.loads((tmp_path / "one" / "model.safetensors.index.json").read_text())["weight_map"])
+    line = f"Verified {len(shards)} files, {tensors} tensors, {nbytes:,} bytes against the source"
+    assert line in said.stdout.replace("\n", " ")
+    document = json.loads(
+        CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "two"), "--verify", "--json"]).stdout
+    )
+    assert document["verified"] == {"files": len(shards), "tensors": tensors, "nbytes": nbytes}
+
+
 def test_escapes_in_names_do_not_reach_the_terminal(llama_dir: Path) -> None:
     result = process("explain", llama_dir, "\x1b[31mred")
     assert result.returncode == 1
