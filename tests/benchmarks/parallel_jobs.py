@@ -15,7 +15,7 @@ from torch import nn
 
 from quant_kernels import quantize, quantize_model, quantize_shard
 from quant_kernels.loading.distributed import ProcessRanks
-from quant_spec import LoadError, QuantizationConfig
+from quant_spec import LoadError, QuantizationConfig, get_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,6 +161,8 @@ class Rank:
             fits = MOST_WHOLE_BYTES // (2 * shape[-1] * shape[-2] * self.size)
             shard = self.values((min(shape[0], max(1, fits)), *shape[1:]) if weight.experts else shape, index)
             for name in FORMATS:
+                if weight.cut == "row" and shape[-1] % get_format(name).k_multiple:
+                    continue  # such a cut cannot be stored
                 options = {"parallel": weight.cut, "group": ranks, "shards": len(weight.rows)}
                 before = ranks.sent_bytes
                 made = quantize_shard(shard, name, **options)
