@@ -11,8 +11,10 @@ from quant_spec.errors import ConfigError, Defect
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_EXPRESSIONS: Final = 200_000
-"""Characters of all different `re:` expressions of a document."""
+MAX_EXPRESSIONS: Final = 250_000
+"""Characters of all different `re:` expressions of a document; each counts as `EXPRESSION_CHARACTERS` more."""
+EXPRESSION_CHARACTERS: Final = 30
+"""What an expression counts beyond its characters: it is parsed on its own."""
 MAX_SPECIAL_EXPRESSIONS: Final = 20_000
 """Characters of those among them that need more than the automaton: look-around, word bounds, flags, …."""
 MAX_GLOBS: Final = 400_000
@@ -39,9 +41,10 @@ class Account:
             ConfigError: the document's expressions are longer together than they may be.
         """
         if text not in self._seen:
-            self._check(self._expressions + len(text), MAX_EXPRESSIONS, "regular expressions", path)
+            total = self._expressions + len(text) + EXPRESSION_CHARACTERS
+            self._check(total, MAX_EXPRESSIONS, "regular expressions", path)
             self._seen.add(text)
-            self._expressions += len(text)
+            self._expressions = total
 
     def special(self, text: str, path: str) -> None:
         """Add an expression that needs more than the automaton, likewise.

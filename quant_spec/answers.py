@@ -92,6 +92,7 @@ class Rows(dict[str, Row]):
             try:
                 positions = self._below(positions, each)
             except ResolveError:
+                self._forget()
                 return self._unknown  # raised again, with the whole name, where it is asked for in full
             found = self._shared.get(positions)
             row = self._row(positions) if found is None else found

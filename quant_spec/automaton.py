@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from quant_spec.character_tests import Test, any_character, character_test
+from quant_spec.character_tests import Test, character_test
 from quant_spec.errors import TooMuchWorkError
 from quant_spec.globs import Wild, glob_tokens
 from quant_spec.regex_tree import ONE_CHARACTER, Item, children, constants
@@ -26,7 +26,7 @@ _Table: TypeAlias = "dict[int, list[_Value]]"
 _NO_MOVES: Final[dict[str, int]] = {}
 _MAX_STATES: Final = 200_000
 """Interned sets of nodes; beyond it they are forgotten and found anew."""
-_MAX_KEPT: Final = 150_000
+_MAX_KEPT: Final = 100_000
 """Live nodes in all interned sets beyond what the automaton has itself, likewise."""
 
 
@@ -38,7 +38,7 @@ class NodeSet:
         globs: entries whose glob ends here.
         regexes: entries whose expression has matched a prefix, or matches if the name ends here.
         step: character -> next set, filled as names come.
-        moves, tests, loops: what the nodes do on a character, gathered when the set is first left.
+        moves, tests, loops: what the nodes do on a character (loops: on any), gathered when the set is first left.
         with_weight: entries whose glob ends here or after `.weight`, found when first asked for.
     """
 
@@ -70,6 +70,7 @@ class Automaton:
         self._branches: dict[int, dict[str, int]] = {}
         self._tests: _Table[tuple[Test, int]] = {}
         self._loops: set[int] = set()
+        self._any: dict[int, int] = {}
         self._empty: _Table[int] = {}
         self._at_start: _Table[int] = {}
         self._at_end: _Table[int] = {}
@@ -126,6 +127,10 @@ class Automaton:
             if isinstance(token, str):
                 node = self._on(node, token)
                 continue
+            if token is Wild.ONE:
+                following = self._any.get(node)
+                node = self._any.setdefault(node, self._node()) if following is None else following
+                continue
             key = (node, token)
             if key not in self._shared:
                 self._shared[key] = self._glob_move(node, token)
@@ -133,11 +138,12 @@ class Automaton:
         _add(self._glob_ends, node, entry)
 
     def _glob_move(self, node: int, token: Wild | re.Pattern[str]) -> int:
-        target = self._node(loop=token is Wild.MANY)
-        if token is Wild.MANY:
+        target = self._node(loop=isinstance(token, Wild))
+        if isinstance(token, Wild):
             _add(self._empty, node, target)
         else:
-            _add(self._tests, node, (any_character if isinstance(token, Wild) else token.match, target))
+            test: Test = token.match
+            _add(self._tests, node, (test, target))
         return target
 
     def add_regex(self, regex: Regex, entry: int) -> None:
@@ -291,9 +297,9 @@ class Automaton:
         assert state.moves is not None  # noqa: S101  (gathered above)
         targets = {*state.moves.get(character, ()), *state.loops}
         targets.update(target for test, target in state.tests if test(character))
-        closures = self._closures
-        moved: set[int] = set()
-        for target in targets:
+        closures, empty = self._closures, self._empty
+        moved = {target for target in targets if target not in empty}
+        for target in targets - moved:
             closure = closures.get(target)
             if closure is None:
                 closure = closures[target] = self._closure({target})
@@ -306,7 +312,8 @@ class Automaton:
             for character, target in self._moves_of(node):
                 moves.setdefault(character, []).append(target)
         state.tests = tuple(test for node in state.nodes for test in self._tests.get(node, ()))
-        state.loops = tuple(self._loops.intersection(state.nodes))
+        following = (self._any[node] for node in state.nodes if node in self._any)
+        state.loops = (*self._loops.intersection(state.nodes), *following)
         state.moves = moves
 
     def globs_of_module(self, state: NodeSet) -> frozenset[int]:

@@ -133,6 +133,9 @@ def _class_defects(
         key = names[notes[0].name] if notes else ""
         if isinstance(each, ForbiddenExtraKeysError):
             extra = sorted(each.extra_fields)
+            if len(extra) > MOST_DEFECTS:
+                extra = extra[:MOST_DEFECTS]
+                found.append(("", Defect("$", f"more unknown keys: {len(each.extra_fields)} in all", None)))
             found += [(name, defect) for name in extra for defect in _unknown_key(name, names.values())]
         elif isinstance(each, ConfigError):
             found += [(key or _first_key(defect), defect) for defect in (rebased(each, key) if key else each.defects)]

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from quant_spec.account import current_account
+from quant_spec.account import EXPRESSION_CHARACTERS, current_account
 from quant_spec.arguments import check_instance
 from quant_spec.errors import ConfigError, Defect, shown
 from quant_spec.regex_tree import (
@@ -42,7 +42,7 @@ MAX_BACKTRACKING_STEPS: Final = 4_000_000
 """Steps of `re` on a name of that length, and of all expressions together that `re` runs on one name."""
 MAX_FOLDED_RANGE: Final = 512
 """Characters of a range in a set where case is ignored: `re` writes such a range out."""
-MAX_REMEMBERED: Final = 300_000
+MAX_REMEMBERED: Final = 500_000
 """Characters of expressions whose parse trees are remembered; beyond it they are forgotten and made anew."""
 
 
@@ -83,7 +83,7 @@ class _Parsed:
                 self._known.clear()
                 self._characters = 0
             self._known[expression] = found
-            self._characters += len(expression) + 50
+            self._characters += len(expression) + EXPRESSION_CHARACTERS
         return found
 
 

@@ -29,7 +29,7 @@ MAX_PATHS: Final = 100_000
 MAX_PATH_LENGTH: Final = 512
 """Characters of a parent path that is remembered."""
 
-_MAX_KEPT: Final = 500_000
+_MAX_KEPT: Final = 200_000
 """Entries in all remembered states and paths; beyond it they are forgotten and found anew."""
 
 
@@ -135,7 +135,11 @@ class Resolver:
             ResolveError: the name takes more work than `MAX_WORK`.
         """
         automaton = self._automaton
-        nodes, live = automaton.walked(state.nodes, f"{state.lead}{segment}", MAX_WORK)
+        try:
+            nodes, live = automaton.walked(state.nodes, f"{state.lead}{segment}", MAX_WORK)
+        except TooMuchWorkError:
+            self._forget()  # or the first set would keep all that were found on the way
+            raise
         runs: set[int] = {0}
         ends: list[int] = []
         for run in state.runs:
@@ -146,7 +150,7 @@ class Resolver:
         below = united(state.below, ends, nodes.globs, nodes.regexes if segment == EXPERTS else ())
         hits = united(below, nodes.regexes, automaton.globs_of_module(nodes))
         fitting = (0 if below is state.below else len(below)) + (0 if hits is below else len(hits))
-        spent = more_spent(state.spent, live + len(WEIGHT) * len(nodes.nodes) + fitting)
+        spent = more_spent(state.spent, live + len(WEIGHT) * len(nodes.nodes) + 2 * fitting)
         key = (nodes, frozenset(runs), hits, below, spent)
         found = self._states.get(key)
         if found is None:
@@ -190,7 +194,7 @@ class Resolver:
         if literals is above.literals:
             return Path(state, literals, above.spent)
         self._kept += len(literals)
-        return Path(state, literals, more_spent(above.spent, len(literals)))
+        return Path(state, literals, more_spent(above.spent, 2 * len(literals)))
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -332,7 +336,7 @@ class _Written:
         for index, segment in enumerate(segments):
             state, live = automaton.walked(state, f".{segment}" if index else segment, MAX_WORK)
             found = united(found, state.globs)
-            spent = more_spent(spent, live + len(found))
+            spent = more_spent(spent, live + 2 * len(found))
             if segment == EXPERTS:
                 found |= state.regexes
         return found | state.regexes | automaton.globs_of_module(state)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from quant_spec.automaton import NodeSet
 
-MAX_WORK: Final = 1_000_000
-"""Live nodes over the characters of one name, and entries over its segments: what one name may cost."""
+MAX_WORK: Final = 400_000
+"""Live nodes over the characters of one name, and twice the entries over its segments: what one name may cost."""
 
 UNIT: Final = 512
 """Work is counted in whole units a segment: the segments of ordinary names cost none."""

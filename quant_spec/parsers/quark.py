@@ -24,6 +24,7 @@ from quant_spec.parsers.quark_documents import (
 from quant_spec.parsers.reading import patterns
 from quant_spec.patterns import Pattern, PatternKind, Scope
 from quant_spec.quant_key import NVFP4, QuantKey, ScaleDesc, mx_key
+from quant_spec.rules import MOST_DEFECTS
 from quant_spec.unset import UnsetType
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ METHOD: Final = "quark"
 _MX_GROUP: Final = 32
 _NVFP4_GROUP: Final = 16
 _STAGES: Final = 2
+MAX_CACHE_GROUP: Final = 16
+"""Patterns of `export.kv_cache_group`: each is compared with each entry. Real ones hold two."""
+MAX_CACHE_CHARACTERS: Final = 1_024
+"""Characters of those patterns together."""
 
 Stages = TensorSpec | tuple[TensorSpec, ...] | UnsetType | None
 
@@ -58,13 +63,14 @@ class _Reader:
 
     def read(self) -> ParsedQuantConfig:
         document = self.document
+        self.check_cache_group()
         global_spec = self.layer(document.global_quant_config or None, "$.global_quant_config")
         layers = self.table(document.layer_quant_config or {}, "$.layer_quant_config", PatternKind.LITERAL)
         classes = self.table(document.layer_type_quant_config or {}, "$.layer_type_quant_config", PatternKind.CLASS)
         cache = self.cache()
         excluded = patterns(document.exclude, "$.exclude", Scope.SUBTREE)
         if self.defects:
-            raise ConfigError(self.defects)
+            raise ConfigError(self.defects[:MOST_DEFECTS])
         return ParsedQuantConfig(
             quant_method=METHOD,
             global_spec=global_spec,
@@ -147,6 +153,18 @@ class _Reader:
                 return attrs.evolve(key, second_scale=ScaleDesc(_scale_type(first), PerTensor()))
         known = ("one object", "fp4 per_group 16 then fp8_e4m3 per_tensor", "fp8_e4m3 per_tensor then int4 per_channel")
         raise ConfigError(Defect(path, f"stages that are no known pair: {summary}", summary, known))
+
+    def check_cache_group(self) -> None:
+        """Refuse a group that would take long to compare with each entry.
+
+        Raises:
+            ConfigError: it has too many patterns, or too long ones.
+        """
+        group = self.cache_group()
+        if len(group) > MAX_CACHE_GROUP or sum(map(len, group)) > MAX_CACHE_CHARACTERS:
+            problem = f"kv_cache_group of {len(group)} patterns, {sum(map(len, group))} characters together"
+            allowed = (f"<= {MAX_CACHE_GROUP} patterns", f"<= {MAX_CACHE_CHARACTERS} characters")
+            raise ConfigError(Defect("$.export.kv_cache_group", problem, len(group), allowed))
 
     def in_cache_group(self, text: str) -> bool:
         return any(each == text or compile_glob(each).fullmatch(text) for each in self.cache_group())

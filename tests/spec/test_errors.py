@@ -120,7 +120,7 @@ def test_a_family_of_formats_lists_its_members(word: str, members: set[str]) -> 
 
 
 def test_a_word_that_is_near_one_format_is_still_taken_for_it() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'mxfp[48]'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'mxfp[48]'"):
         QuantizationConfig.from_online({"global_quant_config": "mxfp5"})
     with pytest.raises(ConfigError, match="did you mean 'ptpc_fp8'"):
         QuantizationConfig.from_online({"global_quant_config": "ptpc_f8"})

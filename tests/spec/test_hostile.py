@@ -142,20 +142,25 @@ def test_what_a_name_may_cost_is_bounded_and_does_not_depend_on_earlier_names(ca
 
 
 MEMORY = """
-import resource, sys
+import sys
+from pathlib import Path
 from test_hostile import EXPENSIVE, EXPENSIVE_NAMES, request
 from quant_spec import QuantizationConfig, ResolveError
 
+def most() -> int:  # what the kernel counts for this program alone: getrusage begins with the parent's
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
 entries = EXPENSIVE[sys.argv[1]]
 QuantizationConfig.from_online(request(exclude_layer=["*a*", "re:b", "c"])).resolve("d")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = most()
 config = QuantizationConfig.from_online(request(exclude_layer=entries))
 for name in EXPENSIVE_NAMES:
     try:
         config.resolve(name)
     except ResolveError:
         pass
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(most() - before)
 """
 
 
@@ -163,7 +168,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 def test_memory_is_bounded_whatever_the_names(case: str) -> None:
     command = [sys.executable, "-c", MEMORY, case]
     found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 10 * sum(len(entry) + 4 for entry in EXPENSIVE[case]) + 2**26
+    assert 2**20 < int(found.stdout) < 10 * sum(len(entry) + 4 for entry in EXPENSIVE[case]) + 2**26
 
 
 @pytest.mark.parametrize(
@@ -200,8 +205,8 @@ def compressed(ignore: list[str]) -> dict[str, object]:
 def test_globs_cannot_backtrack(glob: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch)
     config = QuantizationConfig.from_online(request(exclude_layer=[glob]))
-    config.resolve("a" * 4000)
-    assert steps.count <= 2 * 4000 + 50
+    config.resolve("a" * 1500)
+    assert steps.count <= 2 * 1500 + 50
 
 
 def test_counted_repeats_are_bounded() -> None:
@@ -221,9 +226,9 @@ def test_names_of_a_hundred_thousand_characters_are_an_error(name: str) -> None:
 
 def test_entries_of_a_hundred_thousand_characters() -> None:
     long = "a.b" * 33_000
-    config = QuantizationConfig.from_online(request(exclude_layer=[long, f"*{long}", f"{long[:999]}*"]))
+    config = QuantizationConfig.from_online(request(exclude_layer=[long, f"*{long}", f"{long[:599]}*"]))
     assert config.resolve("c").is_quantized
-    assert not config.resolve(long[:1000]).is_quantized
+    assert not config.resolve(long[:600]).is_quantized
     with pytest.raises(ConfigError, match="of 99000 characters") as caught:
         QuantizationConfig.from_online(request(exclude_layer=[f"re:{long}"]))
     assert len(str(caught.value)) < 1000
