@@ -95,6 +95,26 @@ def copy_sources(folder: Path) -> None:
             shutil.copy(source, folder / name)
 
 
+def quick_tools(folder: Path, hipcc: str) -> tuple[Path, Path]:
+    """Make a ROCm home and a host compiler that do not optimise: code is checked elsewhere, here it has to be built.
+
+    Torch puts `-O3` of setup.py behind every flag that the environment can give: only a program in between comes last.
+
+    Returns:
+        The home (a folder with `bin/hipcc`, `include` and `lib`), and the host compiler.
+    """
+    home = Path(hipcc).resolve().parents[1] if "rocm" in hipcc else Path("/usr")
+    bin_folder = folder / "rocm" / "bin"
+    bin_folder.mkdir(parents=True)
+    for name in ("include", "lib"):
+        (folder / "rocm" / name).symlink_to(home / name)
+    for name, program in (("hipcc", hipcc), ("c++", "c++")):
+        script = bin_folder / name
+        script.write_text(f'#!/bin/sh\nexec {shutil.which(program)} "$@" -O0\n', encoding="utf-8")
+        script.chmod(0o755)
+    return folder / "rocm", bin_folder / "c++"
+
+
 def build(folder: Path) -> Path:
     """Build the library in a copy of the sources and return its path.
 
@@ -106,14 +126,16 @@ def build(folder: Path) -> Path:
     standins.mkdir()
     for name in STANDINS:
         _run(["g++", "-shared", "-o", str(standins / f"lib{name}.so"), "-x", "c++", os.devnull])
+    # Beside the sources, not among them: hipify would go through all of the home's headers.
+    tools = folder.with_name(f"{folder.name}-tools")
+    home, compiler = quick_tools(tools, hipcc)
     environment = {
         **os.environ,
-        "ROCM_HOME": str(Path(hipcc).resolve().parents[1]) if "rocm" in hipcc else "/usr",
+        "ROCM_HOME": str(home),
+        "CXX": str(compiler),
         "HIP_PLATFORM": "amd",  # hipcc would take nvcc's side where nvcc is installed
         "PYTORCH_ROCM_ARCH": TARGET,
         "LIBRARY_PATH": str(standins),
-        # The code is checked elsewhere, at -O3: here it only has to be built, and quickly.
-        "HIPCC_COMPILE_FLAGS_APPEND": "-O0",
     }
     _run([sys.executable, "-c", BUILD], env=environment, cwd=folder)
     commands = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("build.ninja"))
