@@ -21,7 +21,7 @@ from amdgcn import Assembly, Instruction, IsaError, Kernel, Memory, Options, Pro
 from structures import read_structures
 from toolchain import CSRC, Variant, device_texts, host_library
 
-from quant_kernels import library
+from quant_kernels import direct, library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,8 +113,10 @@ class InterpretedGpu:
     def installed(self) -> Iterator[InterpretedGpu]:
         """Make the library run every native conversion of CPU tensors here."""
         # The library need not be built: its operator is replaced, and it says that it serves every device.
+        # The short way of one small weight has operators of its own: it is told that there are none.
         operator = patch.object(torch.ops.quant_kernels, "_convert", _Operator(self.convert), create=True)
-        with operator, patch.object(library, "_serves", lambda _device: True):
+        served = patch.object(library, "_serves", lambda _device: True)
+        with operator, served, patch.object(direct, "native_on", lambda _device: False):
             yield self
 
     def convert(

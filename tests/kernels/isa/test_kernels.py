@@ -39,8 +39,10 @@ def both(gpu: InterpretedGpu, same: Same, function: Callable[..., object], *argu
     """Assert that a call gives the same bits on the GPU and in plain torch."""
     with reference_backend():
         wanted = function(*arguments, **named)
+    before = gpu.launched.total()
     with gpu.installed():
         found = function(*arguments, **named)
+    assert gpu.launched.total() > before, "nothing was launched"
     same(found, wanted)
 
 
