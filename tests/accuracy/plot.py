@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 760
 HEIGHT: Final = 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 180, 30, 52
+_LABEL_WIDTH, _LINE = 130, 13
 _COLOURS: Final = {"weights": "#1f6feb", "weights and activations": "#d1570a"}
 
 
@@ -73,12 +74,17 @@ def picture(points: Sequence[Point], title: str, measure: str) -> str:
     parts.append(f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle" fill="#1b1f24">bits a weight</text>')
     turn = f"translate(16 {HEIGHT / 2}) rotate(-90)"
     parts.append(f'<text transform="{turn}" text-anchor="middle" fill="#1b1f24">{escape(measure)}</text>')
-    for point in points:
+    texts: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda point: -point.value):
         x, y, colour = across(point.bits), up(point.value), _COLOURS[point.series]
         filled = colour if point.series == "weights" else "none"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{filled}" stroke="{colour}" stroke-width="2"/>')
         if point.series == "weights":
-            parts.append(f'<text x="{x + 9:.1f}" y="{y + 4:.1f}" fill="#1b1f24">{escape(point.label)}</text>')
+            at = y + 4
+            while any(abs(x - other) < _LABEL_WIDTH and abs(at - line) < _LINE for other, line in texts):
+                at += 1
+            texts.append((x, at))
+            parts.append(f'<text x="{x + 9:.1f}" y="{at:.1f}" fill="#1b1f24">{escape(point.label)}</text>')
     for index, (series, colour) in enumerate(_COLOURS.items()):
         y = _TOP + 14 + 20 * index
         filled = colour if series == "weights" else "none"
