@@ -9,6 +9,7 @@ EXTRAS ?= demo,dev,docs
 PYTEST_ARGS ?=
 # for example DEMO_ARGS="--model minilm", a BERT encoder instead of the language model
 DEMO_ARGS ?=
+ACCURACY_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
@@ -17,10 +18,10 @@ INSTALLED := $(VENV)/.stamp-installed
 NATIVE := $(wildcard setup.py) $(shell find quant_kernels/csrc -type f \
 	\( -name '*.h' -o -name '*.cu' -o -name '*.cpp' \) 2>/dev/null)
 
-.PHONY: help setup test test-vllm demo format lint types docs bench wheel ci clean
+.PHONY: help setup test torture accuracy test-vllm demo format lint types docs bench wheel ci clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(INSTALLED) ## create .venv, install everything, build the kernels (does nothing when up to date)
 
@@ -40,6 +41,20 @@ $(INSTALLED): $(TOOLS) pyproject.toml $(NATIVE)
 
 test: setup ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+torture: setup ## faults, load and hostile input in the long form (hours), with counts and seeds
+	-$(PIP) install atheris
+	$(BIN)/python tests/torture/fuzz_config.py --runs 10000000 --seconds 14400
+	$(BIN)/python tests/torture/fuzz_headers.py --runs 1000000 --seconds 7200
+	$(BIN)/python tests/torture/fuzz_cli.py --runs 100000 --seconds 3600
+	$(BIN)/python tests/torture/checkpoint_faults.py --kills 200 --errors
+	$(BIN)/python tests/torture/hard_numbers.py
+	$(BIN)/python tests/torture/threads.py --seconds 60
+	$(BIN)/python tests/torture/ranks.py
+	$(BIN)/python tests/torture/load.py
+
+accuracy: setup ## what formats and recipes cost two real models: table, JSON, picture
+	$(BIN)/python tests/accuracy --output build/accuracy $(ACCURACY_ARGS)
 
 test-vllm: setup ## run the plug-in inside vLLM's CPU build, in an environment of its own (3.5 GB)
 	tests/integrations/vllm/setup.sh $(VENV) $(VENV)-vllm
