@@ -239,3 +239,15 @@ def test_name_rules_name_the_field(rules: dict[str, object], said: str) -> None:
 def test_registries_are_left_as_they_were() -> None:
     assert all(isinstance(each, Backend) for each in BACKENDS)
     assert all(isinstance(each.name, str) for each in quant_spec.formats())
+
+
+def test_what_is_no_parser_is_not_registered() -> None:
+    with pytest.raises(ArgumentError, match=r"^parser_class: expected a class with a method parse"):
+        quant_spec.register_quant_parser("odd")(Odd)  # type: ignore[type-var]
+
+
+def test_a_group_that_a_modelopt_format_has_not() -> None:
+    layers = {"a": {"quant_algo": "NVFP4", "group_size": 32}}
+    document = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    with pytest.raises(ConfigError, match="group_size"):
+        QuantizationConfig.from_dict(document)

@@ -366,3 +366,18 @@ def test_recursion_limit_is_left_alone() -> None:
     with pytest.raises(ConfigError, match="nested too deeply"):
         parse_regex("(" * 4000 + "a" + ")" * 4000)
     assert sys.getrecursionlimit() == before
+
+
+def test_a_set_in_a_glob_is_bounded() -> None:
+    assert QuantizationConfig.from_online(request(exclude_layer=[f"[{'a-' * 400}b]*"]))
+    for glob in (f"[{'a-' * 600}b]", f"{'x' * 1_000}[{'9-8' * 400}]", "[" * 1_200 + "]"):
+        with pytest.raises(ConfigError, match=r"\[\.\.\.\] of \d+ characters"):
+            QuantizationConfig.from_online(request(exclude_layer=[glob]))
+    assert QuantizationConfig.from_online(request(exclude_layer=["[" * 3_000]))
+
+
+def test_a_cache_group_of_thousands_is_refused() -> None:
+    for group in (["*k_proj"] * 17, ["*" + "k" * 1_100]):
+        document = {"quant_method": "quark", "global_quant_config": {}, "export": {"kv_cache_group": group}}
+        with pytest.raises(ConfigError, match="kv_cache_group of"):
+            QuantizationConfig.from_dict(document)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from quant_spec import regexes
 from quant_spec.character_tests import character_test
 from quant_spec.errors import TooMuchWorkError
 from quant_spec.positions import Positions, Work
@@ -102,3 +103,17 @@ def test_work_is_counted() -> None:
 )
 def test_bounds_on_the_steps_of_a_backtracking_engine(expression: str, least: int, most: int) -> None:
     assert least <= most_steps(tuple(parser.parse(expression)), 100) <= most
+
+
+def test_a_look_around_that_never_holds() -> None:
+    for name in ("a", "b"):
+        assert not matches("(?:a|b)(?!)", name)
+        assert matches("(?!(?!))", name)
+
+
+def test_parse_trees_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regexes, "MAX_REMEMBERED", 200)
+    assert [parse_regex(f"forgotten{index}").text for index in range(30)] == [
+        f"forgotten{index}" for index in range(30)
+    ]
+    assert len(regexes._parsed._known) < 10
