@@ -18,7 +18,6 @@ _COLUMNS: Final = (
     Column("SQNR, dB", number=True),
     Column("largest error", number=True),
     Column("cosine", number=True),
-    Column("values", number=True, wide=True),
 )
 _LISTED: Final = 20
 _SAME: Final = Cell("same", float("inf"))
@@ -68,7 +67,7 @@ def _row(each: LayerComparison) -> tuple[str | Cell, ...]:
         Cell("NaN or Inf", float("inf")) if each.max_error is None else Cell(f"{each.max_error:.3g}", each.max_error)
     )
     cosine = _NONE if each.cosine is None else Cell(f"{each.cosine:.6f}", each.cosine)
-    return each.layer, formats, ratio, error, cosine, Cell(f"{each.elements:,}", each.elements)
+    return each.layer, formats, ratio, error, cosine
 
 
 def _names(names: tuple[str, ...]) -> str:
