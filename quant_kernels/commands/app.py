@@ -306,16 +306,14 @@ def recommend(
     ] = "mxfp4,mxfp8,ptpc_fp8",
     objective: Annotated[
         str, typer.Option("--objective", metavar="relative|absolute|output", help="The error that is made small.")
-    ] = "output",
+    ] = "absolute",
     granularity: Annotated[
         str, typer.Option("--granularity", metavar="kind|layer", help="One format a kind of layer, or each by itself.")
     ] = "kind",
     scale_rounding: Annotated[
         str | None, typer.Option("--scale-rounding", metavar="even|floor|rceil", help="For power-of-two scales.")
     ] = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write the trade-off as a picture.")
-    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the trade-off as a picture.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

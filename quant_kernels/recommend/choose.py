@@ -81,7 +81,7 @@ def cost_function(objective: Objective) -> Callable[[Unit, Option], float]:
 
 
 def choose_by_bytes(
-    measured: Measured, max_bytes: int, *, objective: Objective = "output", granularity: Granularity = "kind"
+    measured: Measured, max_bytes: int, *, objective: Objective = "absolute", granularity: Granularity = "kind"
 ) -> Chosen:
     """Return the options of least error within a number of bytes.
 
@@ -127,7 +127,7 @@ def choose_by_bytes(
     return Chosen(state, nbytes, sum(cost(unit, state[unit.name]) for unit in measured.units), curve)
 
 
-def choose_by_sqnr(measured: Measured, min_sqnr_db: float, *, objective: Objective = "output") -> Chosen:
+def choose_by_sqnr(measured: Measured, min_sqnr_db: float, *, objective: Objective = "absolute") -> Chosen:
     """Return the smallest options with which no layer's signal-to-noise ratio is below a bound."""
     state = {}
     for unit in measured.units:

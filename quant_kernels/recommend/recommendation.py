@@ -74,7 +74,7 @@ def recommend(
     *,
     max_bytes: float | None = None,
     min_sqnr: float | None = None,
-    objective: str = "output",
+    objective: str = "absolute",
     granularity: str = "kind",
 ) -> Recommendation:
     """Return the request of least error within a size, or of least size above a signal-to-noise ratio.
