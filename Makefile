@@ -57,8 +57,8 @@ accuracy: setup ## what formats and recipes cost two real models: table, JSON, p
 	$(BIN)/python tests/accuracy --output build/accuracy $(ACCURACY_ARGS)
 
 test-vllm: setup ## run the plug-in inside vLLM's CPU build, in an environment of its own (3.5 GB)
-	tests/integrations/vllm/setup.sh $(VENV) $(VENV)-vllm
-	$(VENV)-vllm/bin/python -m pytest -c tests/integrations/vllm/pytest.ini tests/integrations/vllm $(PYTEST_ARGS)
+	tests/integrations/in_vllm/setup.sh $(VENV) $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pytest -c tests/integrations/in_vllm/pytest.ini tests/integrations/in_vllm $(PYTEST_ARGS)
 
 demo: setup ## quantize a real language model and measure it (see docs/tutorial)
 	$(BIN)/python docs/tutorial/demo $(DEMO_ARGS)
