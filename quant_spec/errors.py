@@ -25,10 +25,10 @@ class ArgumentError(QuantSpecError, TypeError):
 class _Brief(reprlib.Repr):
     """Short forms; Python refuses to write integers of more than 4,300 digits."""
 
-    def repr_int(self, value: int, level: int) -> str:
-        if value.bit_length() > _SHOWN_VALUE_LENGTH * 3:
-            return _long_integer(value)
-        return super().repr_int(value, level)
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > _SHOWN_VALUE_LENGTH * 3:
+            return _long_integer(x)
+        return super().repr_int(x, level)
 
 
 def _long_integer(value: int) -> str:

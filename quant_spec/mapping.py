@@ -76,9 +76,10 @@ def _tensors(value: object) -> frozenset[str] | None:
     return None if value is None else frozenset(_strings("tensors", value))
 
 
-def _experts(value: object) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_EXPERTS):
-        return value
+def _experts(value: int | None) -> int | None:
+    given: object = value  # callers may not check types
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MAX_EXPERTS):
+        return given
     raise ConfigError(
         Defect("num_experts", f"no number of experts: {shown(value)}", value, (f"0 to {MAX_EXPERTS}", "null"))
     )
@@ -196,7 +197,7 @@ class NameRules:
         strays = [name for name in changes if name not in known]
         if strays:
             raise ArgumentError(str(unknown("with_modules", "attribute", strays[0], known)))
-        return attrs.evolve(self, **changes)
+        return attrs.evolve(self, **changes)  # type: ignore[arg-type]  # attrs checks the names
 
 
 def is_container(name: str) -> bool:
