@@ -22,7 +22,7 @@ REQUEST: Final = {
 }
 UNMATCHED: Final = {
     "llama": {"*.mlp.experts*", "*.mlp.gate"},
-    "qwen3moe": set(),
+    "qwen3moe": {"*.mlp.gate_up_proj"},  # all its blocks have experts
     "deepseekv3": {"*.mlp.gate"},  # vLLM never asks about this model's router
 }
 
